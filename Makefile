@@ -1,0 +1,35 @@
+.DEFAULT_GOAL := help
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training]"
+	touch $@
+
+.PHONY: help demo test format bench peers clean
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/installed  ## render a looping world, map it, refine it, compare with ground truth (out/demo)
+	$(BIN)/anchor3r demo --out out/demo
+
+test: $(VENV)/installed  ## style, types and tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+format: $(VENV)/installed  ## rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+peers: $(VENV)/installed  ## install the libraries that the benchmarks compare with
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[peers]"
+
+bench: $(VENV)/installed  ## every benchmark; tables on the screen, JSON in out/bench
+	for script in benchmarks/*.py; do $(BIN)/python $$script --out out/bench || exit 1; done
+
+clean:  ## remove everything that make has made
+	rm -rf $(VENV) out dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,86 @@
+"""The interface between whatever looks at images and the motion graph.
+
+A predictor looks at a short window and says where each earlier frame of it lies relative to the current
+one (the transient anchor), and what the anchor's own geometry is. It never holds a world coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import Pinhole
+from anchor3r.sources.frame import Frame
+
+
+class Status(StrEnum):
+    """How a predictor fared on one frame."""
+
+    INITIALISING = "initialising"
+    """No pose yet; a later window will name this frame among its members."""
+    OK = "ok"
+    LOST = "lost"
+    """No relation to earlier frames was found; the next good window starts a new component."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPrediction:
+    """Everything measured at one anchor. All of it is in one scale."""
+
+    anchor: int
+    """Index of the current frame."""
+    members: NDArray[np.int64]
+    """(n,) indices of the other frames of the window; the anchor is not among them."""
+    member_from_anchor_rotation: NDArray[np.float64]
+    """(n, 3, 3) ≈ R_member R_anchorᵀ"""
+    member_from_anchor_translation: NDArray[np.float64]
+    """(n, 3) ≈ R_member (c_anchor - c_member)"""
+    confidence: NDArray[np.float64]
+    """(n,) relative weight of each edge; 1 where the predictor cannot tell."""
+    covariance: NDArray[np.float64] | None = None
+    """(n, 6, 6) of the edges (rotation, translation) where the predictor can tell."""
+    points_in_anchor: NDArray[np.float32] | None = None
+    """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
+    points_confidence: NDArray[np.float32] | None = None
+    """(h, w)"""
+    intrinsics: Pinhole | None = None
+    """Estimated or taken from the frame; of the anchor's image as it came from the source."""
+    log_scale_ratio: float = 0.0
+    """log(this window's unit / the previous window's unit), as measured on what both have seen."""
+    log_scale_sigma: float | None = None
+    """Spread of that measurement; None if the predictor's scale is one throughout or it was not measured."""
+    descriptor: NDArray[np.float32] | None = None
+    """Global description of the anchor's image for place retrieval."""
+    status: Status = Status.OK
+
+
+class Predictor(Protocol):
+    """Anything that measures windows. Streaming state is one object with named transitions."""
+
+    @property
+    def name(self) -> str:
+        """What to write into a map about where its measurements came from."""
+
+    @property
+    def window(self) -> int:
+        """The largest number of frames in a window, the anchor included."""
+
+    def reset(self) -> None:
+        """Forgets the stream."""
+
+    def step(self, frame: Frame) -> WindowPrediction:
+        """Takes the next frame as anchor and measures its window."""
+
+    def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
+        """Measures a window of chosen frames (loop reinsertion), leaving the streaming state alone."""
+
+    def snapshot(self) -> dict[str, NDArray]:
+        """The streaming state as arrays, so that `restore` goes on bit for bit from here."""
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Puts back what `snapshot` gave."""
