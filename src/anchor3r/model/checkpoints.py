@@ -1,0 +1,116 @@
+"""Weights on disk: ours as safetensors with the config in the metadata, others' also as plain `.pt`.
+
+Nothing read here can run code: safetensors holds numbers alone, and of a pickle only tensors are let in.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from anchor3r.errors import Anchor3RError
+
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
+"""What PyTorch's own format goes by."""
+
+
+def save_checkpoint(path: Path | str, tensors: Mapping[str, Tensor], *, config: str) -> None:
+    """Writes tensors by name and the config (JSON) of their model; a crash leaves the former file whole."""
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise Anchor3RError(f"{path}: weights are written as .safetensors; give the file that suffix")
+    contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    save_file(contiguous, unfinished, metadata={"config": config})
+    os.replace(unfinished, path)
+
+
+def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], str | None]:
+    """A file's tensors by name, on the CPU, and its config (JSON) if it has one."""
+    path = Path(path)
+    if not path.is_file():
+        raise Anchor3RError(f"{path}: there is no such file of weights")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in PICKLE_SUFFIXES:
+        return _read_pickle(path), None
+    raise Anchor3RError(
+        f"{path}: unknown kind of weights {path.suffix!r}; "
+        f"known are .safetensors, {', '.join(PICKLE_SUFFIXES)}"
+    )
+
+
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Puts tensors into a module by name; every name and shape has to fit.
+
+    The module keeps its dtypes; one that was built on the meta device takes the tensors over without a copy.
+    """
+    expected = module.state_dict()
+    if problems := _misfits(expected, tensors):
+        raise Anchor3RError(f"{source}: these weights are of another model:\n  " + "\n  ".join(problems))
+    on_meta = any(tensor.is_meta for tensor in expected.values())
+    fitting = {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
+    module.load_state_dict(fitting, assign=on_meta)
+
+
+def _misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong, a line each, the first few of every kind."""
+    misshapen = [
+        f"{name}: needed with shape {_shape(tensor)}, the file has {_shape(found[name])}"
+        for name, tensor in expected.items()
+        if name in found and tensor.shape != found[name].shape
+    ]
+    missing = [
+        f"{name}: needed with shape {_shape(tensor)}, missing in the file"
+        for name, tensor in expected.items()
+        if name not in found
+    ]
+    unexpected = [
+        f"{name}: the file has it with shape {_shape(tensor)}, the model has no such tensor"
+        for name, tensor in found.items()
+        if name not in expected
+    ]
+    lines = []
+    for kind in (misshapen, missing, unexpected):
+        lines += kind[:4] + ([f"and {len(kind) - 4} more like these"] if len(kind) > 4 else [])
+    return lines
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            config = (file.metadata() or {}).get("config")
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, config
+    except SafetensorError as error:
+        raise Anchor3RError(f"{path}: damaged or no safetensors file ({error}); fetch it again") from error
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise Anchor3RError(
+            f"{path}: refused, since opening it could run code: it holds more than tensors "
+            f"({str(error).splitlines()[0]}). Ask its author for safetensors, or for a plain state dict."
+        ) from error
+    except (RuntimeError, EOFError) as error:
+        raise Anchor3RError(f"{path}: damaged or no PyTorch file ({error}); fetch it again") from error
+    for wrapper in ("model", "state_dict"):
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    if not isinstance(content, dict) or not all(isinstance(t, Tensor) for t in content.values()):
+        raise Anchor3RError(f"{path}: holds no state dict; a mapping of names to tensors is needed")
+    return content
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"({', '.join(map(str, tensor.shape))})"

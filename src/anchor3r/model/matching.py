@@ -1,0 +1,208 @@
+"""The correlation stem of the `tiny` preset: tokens and descriptors by convolution, matches by correlation.
+
+A transformer of this size does not learn to compare images in the time a CPU has; a correlation does it by
+construction. Descriptors depend on one image alone, so the cache rule holds. Pixel (0, 0) is the centre of
+the top-left pixel: cell k of a map of stride s is centred on pixel s k + (s - 1) / 2.
+
+Shapes: B images or pairs, H × W pixels, P = (H/4)(W/4) coarse cells, N = (H/16)(W/16) tokens, K window slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anchor3r.model.config import MatchingConfig
+from anchor3r.model.local_correlation import local_correlation
+
+COARSE_STRIDE = 4
+FINE_STRIDE = 2
+TOKEN_STRIDE = 16
+_CELLS_PER_TOKEN = (TOKEN_STRIDE // COARSE_STRIDE) ** 2
+_NUMBERS_PER_MATCH = 4
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Where each coarse cell of the current image is found in another one."""
+
+    pixel: Tensor
+    """(B, P, 2) x, y in the other image, in pixels"""
+    log_sigma: Tensor
+    """(B, P) logarithm of the expected error, in pixels"""
+    visible: Tensor
+    """(B, P) logit of the cell being visible in the other image at all"""
+    coarse_logits: Tensor
+    """(B, P, P) similarity of every cell with every cell of the other image"""
+    coarse_log_sum: Tensor
+    """(B, P) logarithm of the sum of their exponentials"""
+    fine_center: Tensor
+    """(B, P, 2) pixel around which the refinement looked"""
+
+    def weight(self) -> Tensor:
+        """(B, P) inverse variance, discounted by the chance that there is nothing to find."""
+        return torch.sigmoid(self.visible) * torch.exp(-2 * self.log_sigma)
+
+
+class Residual(nn.Module):
+    """Two 3×3 convolutions beside an identity."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        # Without normalisation layers a branch has to start small for the sum to keep its size.
+        nn.init.kaiming_normal_(self.conv1.weight, nonlinearity="relu")
+        nn.init.normal_(self.conv2.weight, std=0.3 * (2 / (9 * channels)) ** 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.conv2(F.relu(self.conv1(x))))
+
+
+class ConvStem(nn.Module):
+    """Image -> tokens at stride 16 and unit-norm descriptors at strides 4 and 2."""
+
+    def __init__(self, config: MatchingConfig, dim: int) -> None:
+        super().__init__()
+        c2, c4, c8 = config.channels
+        self.stage2 = nn.Sequential(nn.Conv2d(3, c2, 5, 2, 2), nn.ReLU(), Residual(c2))
+        self.stage4 = nn.Sequential(nn.Conv2d(c2, c4, 3, 2, 1), nn.ReLU(), Residual(c4), Residual(c4))
+        self.stage8 = nn.Sequential(nn.Conv2d(c4, c8, 3, 2, 1), nn.ReLU(), Residual(c8))
+        self.stage16 = nn.Conv2d(c8, dim, 3, 2, 1)
+        self.coarse_from_4 = nn.Conv2d(c4, config.coarse_dim, 1)
+        self.coarse_from_8 = nn.Conv2d(c8, config.coarse_dim, 1)
+        self.fine_from_2 = nn.Conv2d(c2, config.fine_dim, 1)
+        self.fine_from_4 = nn.Conv2d(c4, config.fine_dim, 1)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """images (B, 3, H, W) in 0–1 -> tokens (B, N, C), [coarse (B, P, c), fine (B, H/2, W/2, f)]."""
+        # Brightness and contrast say nothing about where a point has gone.
+        mean = images.mean((1, 2, 3), keepdim=True)
+        spread = images.std((1, 2, 3), keepdim=True)
+        x2 = self.stage2((images - mean) / (spread + 0.02))
+        x4 = self.stage4(x2)
+        x8 = self.stage8(x4)
+        tokens = self.stage16(x8).flatten(2).transpose(1, 2)
+        coarse = self.coarse_from_4(x4) + _twice(self.coarse_from_8(x8))
+        fine = self.fine_from_2(x2) + _twice(self.fine_from_4(x4))
+        coarse = F.normalize(coarse.flatten(2).transpose(1, 2), dim=-1)
+        return tokens, [coarse, F.normalize(fine.permute(0, 2, 3, 1), dim=-1)]
+
+
+def _twice(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+class Matcher(nn.Module):
+    """Finds every coarse cell of one image in another: best cell of all, then a learned sub-pixel step."""
+
+    def __init__(self, config: MatchingConfig) -> None:
+        super().__init__()
+        self.radius = config.fine_radius
+        self.side = 2 * config.fine_radius + 1
+        self.log_temperature = nn.Parameter(torch.tensor(3.0))
+        last = nn.Linear(config.hidden, _NUMBERS_PER_MATCH)
+        nn.init.normal_(last.weight, std=0.01)
+        nn.init.zeros_(last.bias)
+        self.refine = nn.Sequential(
+            nn.Linear(4 * self.side**2 + 3, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, config.hidden),
+            nn.ReLU(),
+            last,
+        )
+
+    def forward(self, current: list[Tensor], other: list[Tensor]) -> Matches:
+        """Descriptors of B current and B other images, as `ConvStem` gives them."""
+        height, width = (side * FINE_STRIDE // COARSE_STRIDE for side in current[1].shape[1:3])
+        # The temperature goes onto the small side: the product has P² entries.
+        logits = torch.bmm(current[0] * self.log_temperature.exp(), other[0].transpose(1, 2))
+        log_sum = logits.logsumexp(-1)
+        with torch.no_grad():
+            coarse, confidence = _local_mean(logits, log_sum, height, width)
+        correlations, center = self._fine_patch(current[1], other[1], coarse)
+        remainder = (coarse - center) / FINE_STRIDE
+        out = self.refine(torch.cat([correlations.flatten(2), confidence[..., None], remainder], -1))
+        weights = torch.softmax(correlations.mean(2) * 10, -1)
+        pixel = center + FINE_STRIDE * (weights @ self._offsets(weights) + out[..., :2])
+        return Matches(pixel, out[..., 2].clamp(-5, 5), out[..., 3], logits, log_sum, center)
+
+    def _offsets(self, like: Tensor) -> Tensor:
+        """(side², 2) x, y of the searched cells relative to the middle one."""
+        steps = torch.arange(-self.radius, self.radius + 1, device=like.device, dtype=like.dtype)
+        y, x = torch.meshgrid(steps, steps, indexing="ij")
+        return torch.stack([x.flatten(), y.flatten()], -1)
+
+    def _fine_patch(self, current: Tensor, other: Tensor, pixel: Tensor) -> tuple[Tensor, Tensor]:
+        """Correlations (B, P, 4, side²) of a coarse cell's four fine cells with those around `pixel`."""
+        b, fine_h, fine_w, channels = other.shape
+        cell = ((pixel - (FINE_STRIDE - 1) / 2) / FINE_STRIDE).round()
+        limit = cell.new_tensor([fine_w, fine_h]) - 1 - self.radius
+        cell = torch.minimum(cell.clamp(min=self.radius), limit)
+        own = current.reshape(b, fine_h // 2, 2, fine_w // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+        corner = cell.long() - self.radius
+        correlations = local_correlation(own.reshape(b, -1, 4, channels), other, corner, self.side)
+        return correlations, cell * FINE_STRIDE + (FINE_STRIDE - 1) / 2
+
+
+def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Pixel of the soft maximum in the 3×3 cells around the best one, and the share of all mass in them.
+
+    logits (B, P, P), log_sum (B, P) -> (B, P, 2), (B, P)
+    """
+    best = logits.argmax(-1)
+    y, x = best // width, best % width
+    steps = torch.tensor([-1, 0, 1], device=best.device)
+    ys = (y[..., None, None] + steps[:, None]).expand(*best.shape, 3, 3).flatten(2)
+    xs = (x[..., None, None] + steps).expand(*best.shape, 3, 3).flatten(2)
+    inside = (ys >= 0) & (ys < height) & (xs >= 0) & (xs < width)
+    index = ys.clamp(0, height - 1) * width + xs.clamp(0, width - 1)
+    near = logits.gather(2, index).masked_fill(~inside, -torch.inf)
+    weights = torch.softmax(near, -1)
+    cell = torch.stack([(weights * xs).sum(-1), (weights * ys).sum(-1)], -1)
+    share = (near.logsumexp(-1) - log_sum).exp()
+    return cell * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2, share
+
+
+def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
+    """(P, 2) x, y of the pixels on which the coarse cells of an H × W image are centred."""
+    ys = torch.arange(height // COARSE_STRIDE, device=device) * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2
+    xs = torch.arange(width // COARSE_STRIDE, device=device) * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2
+    y, x = torch.meshgrid(ys, xs, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], -1)
+
+
+class MatchEmbedding(nn.Module):
+    """Tells the patch tokens what the correlation found, and along which rays they look."""
+
+    def __init__(self, num_slots: int, dim: int) -> None:
+        super().__init__()
+        self.num_slots = num_slots
+        numbers = num_slots * _CELLS_PER_TOKEN * _NUMBERS_PER_MATCH
+        self.matches = nn.Sequential(nn.Linear(numbers, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+        self.rays = nn.Sequential(nn.Linear(5, dim), nn.ReLU(), nn.Linear(dim, dim))
+
+    def forward(self, summary: Tensor, camera: Tensor, known: Tensor, size: tuple[int, int]) -> Tensor:
+        """summary (B, K, P, 4), camera (B, 4) fx, fy, cx, cy in pixels, known (B,) 0/1 -> (B, N, C)."""
+        h, w = size[0] // COARSE_STRIDE, size[1] // COARSE_STRIDE
+        side = TOKEN_STRIDE // COARSE_STRIDE
+        cells = summary.view(len(summary), self.num_slots, h // side, side, w // side, side, -1)
+        cells = cells.permute(0, 2, 4, 1, 3, 5, 6).flatten(3).flatten(1, 2)
+        pixels = cell_pixels(*size, device=summary.device).view(h // side, side, w // side, side, 2)
+        middle = pixels.mean((1, 3)).flatten(0, 1)
+        rays = (middle - camera[:, None, 2:]) / camera[:, None, :2]
+        fov = (size[1] / 2 / camera[:, :1]).expand(-1, len(middle))[..., None]
+        flags = known[:, None, None].expand(-1, len(middle), 1)
+        extra = torch.cat([rays, fov, flags, rays.square().sum(-1, keepdim=True)], -1)
+        return self.matches(cells) + self.rays(extra)
+
+
+def summarise(matches: Matches, pixels: Tensor, camera: Tensor) -> Tensor:
+    """Matches of B pairs -> (B, P, 4): displacement along the ray's axes, certainty, chance of visibility."""
+    visible = torch.sigmoid(matches.visible)
+    displacement = (matches.pixel - pixels) / camera[:, None, :2]
+    displacement = (8 * displacement).clamp(-4, 4) * visible[..., None]
+    return torch.cat([displacement, (-matches.log_sigma * visible)[..., None], visible[..., None]], -1)
