@@ -103,7 +103,7 @@ class Matcher(nn.Module):
         super().__init__()
         self.radius = config.fine_radius
         self.side = 2 * config.fine_radius + 1
-        self.log_temperature = nn.Parameter(torch.tensor(3.0))
+        self.log_temperature = nn.Parameter(torch.tensor([3.0]))
         last = nn.Linear(config.hidden, _NUMBERS_PER_MATCH)
         nn.init.normal_(last.weight, std=0.01)
         nn.init.zeros_(last.bias)

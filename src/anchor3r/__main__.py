@@ -1,0 +1,7 @@
+"""`python -m anchor3r`, which is what torchrun starts."""
+
+import sys
+
+from anchor3r.cli import main
+
+sys.exit(main())

@@ -1,0 +1,75 @@
+"""`anchor3r train`: trains a network, alone or under `torchrun`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from anchor3r.commands.progress import progress
+
+if TYPE_CHECKING:
+    from anchor3r.training.trainer import Progress
+
+
+def train(
+    recipe: Annotated[str, tyro.conf.Positional],
+    out: Path,
+    resume: bool = False,
+    steps: int | None = None,
+    clips: int | None = None,
+    accumulate: int | None = None,
+    data: tuple[str, ...] = (),
+    init: str | None = None,
+    sharding: str | None = None,
+    workers: int = 0,
+    threads: int = 1,
+    stop_after: int | None = None,
+) -> None:
+    """Train a network on a recipe: tiny (CPU, rendered worlds), ablation-small or paper (GPUs, data sets).
+
+    A run can be stopped or killed at any moment and goes on with --resume as if nothing had happened. On
+    several GPUs or machines start it with torchrun; every process takes its own share of each step:
+    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data kitti:DATA/00 …
+
+    Args:
+        recipe: tiny, ablation-small or paper.
+        out: Folder for checkpoints (state.pt, best.safetensors), the log and its pictures.
+        resume: Go on with the run in that folder, if there is one.
+        steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
+        clips: Clips of a micro-batch in each process.
+        accumulate: Micro-batches of a step.
+        data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
+        init: Checkpoint to start from.
+        sharding: ddp or fsdp.
+        workers: Processes that prepare clips ahead.
+        threads: Threads of this process; two processes of one thread beat one process of two.
+        stop_after: Stop, resumably, after this step.
+    """
+    import torch
+
+    from anchor3r.training.distributed import processes
+    from anchor3r.training.recipes import load_recipe
+    from anchor3r.training.trainer import RunConfig, Trainer
+
+    torch.set_num_threads(threads)
+    given: dict[str, Any] = {
+        "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
+        "sharding": sharding,
+    }  # fmt: skip
+    chosen = load_recipe(recipe, data, **{k: v for k, v in given.items() if v is not None})
+    config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
+    with processes() as group:
+        trainer = Trainer(chosen, config, group)
+        if not group.is_first:
+            trainer.run()
+            return
+        with progress("training", chosen.steps, "steps") as advance:
+
+            def show(now: Progress) -> None:
+                skipped = f", {now.skipped} skipped" if now.skipped else ""
+                advance(now.step, f"loss {now.loss:.3f}, {now.frames_per_s:.0f} frames/s{skipped}")
+
+            trainer.run(show)
+    print(f"{out / 'best.safetensors'}: the best averaged weights so far; log and curve beside them")

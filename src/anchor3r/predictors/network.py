@@ -1,0 +1,219 @@
+"""The network as a predictor: frames in, window-relative poses and the anchor's point map out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Pinhole
+from anchor3r.model.cache import ImageCache
+from anchor3r.model.checkpoints import load_tensors, read_tensors
+from anchor3r.model.config import NetworkConfig
+from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.predictors.images import patch_aligned_size
+from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.predictors.reading import Reading
+from anchor3r.predictors.window_adjustment import AdjustmentConfig
+from anchor3r.sources.frame import Frame
+
+TINY_WEIGHTS = "tiny.safetensors"
+
+
+def load_network(path: Path | str) -> Anchor3RNetwork:
+    """A network from one of our checkpoints, ready for inference."""
+    tensors, config = read_tensors(path)
+    if config is None:
+        raise Anchor3RError(f"{path}: holds no network configuration; convert foreign weights first")
+    network = Anchor3RNetwork(NetworkConfig.from_json(config))
+    load_tensors(network, tensors, source=str(path))
+    return network.eval().requires_grad_(False)
+
+
+def tiny_weights() -> Path:
+    """Where the checkpoint that ships with the package lies."""
+    return Path(str(files("anchor3r.model") / "weights" / TINY_WEIGHTS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkPredictorConfig:
+    """How frames are brought to the network and its matches used."""
+
+    long_side: int = 518
+    """Longer image side of the transformer presets, in pixels."""
+    area: int = 12_800
+    """Pixels of an image of the correlation preset; its sides follow the aspect ratio."""
+    adjust: bool = True
+    """Whether the correlation preset's matches sharpen poses and depths."""
+    adjustment: AdjustmentConfig = AdjustmentConfig()
+    """How."""
+
+
+class NetworkPredictor:
+    """Streams frames through a network with a bounded cache."""
+
+    def __init__(
+        self,
+        network: Anchor3RNetwork,
+        *,
+        name: str,
+        config: NetworkPredictorConfig = NetworkPredictorConfig(),  # noqa: B008 — frozen
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._network = network.to(device)
+        self._name, self._config, self._device = name, config, torch.device(device)
+        self._stream: _Stream | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def window(self) -> int:
+        return self._network.config.window
+
+    def reset(self) -> None:
+        self._stream = None
+
+    def step(self, frame: Frame) -> WindowPrediction:
+        if self._stream is None:
+            self._stream = self._new_stream(frame)
+        return self._advance(self._stream, frame)
+
+    def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
+        if not 0 < len(members) < self.window:
+            raise ValueError(
+                f"a window of {self.window} takes 1 to {self.window - 1} members, not {len(members)}"
+            )
+        stream = self._new_stream(anchor)
+        for frame in members:
+            self._advance(stream, frame)
+        return self._advance(stream, anchor)
+
+    def snapshot(self) -> dict[str, NDArray]:
+        if self._stream is None:
+            return {}
+        state = {f"cache.{k}": v.cpu().numpy() for k, v in self._stream.cache.snapshot().items()}
+        state["indices"] = np.array(self._stream.indices, np.int64)
+        state["size"] = np.array(self._stream.size)
+        state["frame_size"] = np.array(self._stream.frame_size)
+        if self._stream.last_points is not None:
+            state["last_points"] = self._stream.last_points
+        return state
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        if not state:
+            self._stream = None
+            return
+        height, width = (int(v) for v in state["size"])
+        cache = self._network.new_cache(height, width)
+        prefix = "cache."
+        cache.restore(
+            {k[len(prefix) :]: torch.from_numpy(v) for k, v in state.items() if k.startswith(prefix)}
+        )
+        frame_height, frame_width = (int(v) for v in state["frame_size"])
+        self._stream = _Stream(
+            cache,
+            (height, width),
+            (frame_height, frame_width),
+            [int(i) for i in state["indices"]],
+            state.get("last_points"),
+        )
+
+    def _new_stream(self, frame: Frame) -> _Stream:
+        frame_size = (frame.image.shape[0], frame.image.shape[1])
+        size = network_size(*frame_size, self._network.config, self._config)
+        return _Stream(self._network.new_cache(*size), size, frame_size, [], None)
+
+    def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
+        """One network step and what follows from it."""
+        height, width = stream.size
+        image = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
+        pixels = torch.from_numpy(image).to(self._device).permute(2, 0, 1)[None].float() / 255
+        known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
+        camera = None if known is None else _camera_tensor(known, self._device)
+        with torch.inference_mode():
+            output = self._network.stream(pixels, stream.cache, camera)
+        stream.indices = [*stream.indices, frame.index][-self.window :]
+        seen_with = known or _estimated_camera(output, height, width)
+        reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
+        if output.matches is not None and self._config.adjust:
+            reading = reading.adjusted(output.matches, output.pairs[:, 2], seen_with, self._config.adjustment)
+        ratio, sigma = reading.scale_against(stream.last_points, seen_with)
+        stream.last_points = reading.points
+        members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
+        order = np.argsort(members)
+        return WindowPrediction(
+            anchor=frame.index,
+            members=members[order],
+            member_from_anchor_rotation=reading.rotation[order],
+            member_from_anchor_translation=reading.translation[order],
+            confidence=np.ones(len(members)),
+            covariance=None if reading.covariance is None else reading.covariance[order],
+            points_in_anchor=reading.points,
+            points_confidence=reading.confidence,
+            intrinsics=frame.intrinsics or seen_with.resized(stream.frame_size[1], stream.frame_size[0]),
+            log_scale_ratio=ratio,
+            log_scale_sigma=sigma,
+            descriptor=describe(output.tokens[0]),
+        )
+
+
+@dataclass
+class _Stream:
+    """State of one stream."""
+
+    cache: ImageCache
+    size: tuple[int, int]
+    """(H, W) of the network's images"""
+    frame_size: tuple[int, int]
+    """(H, W) of the frames"""
+    indices: list[int]
+    """Frames in the window, oldest first"""
+    last_points: NDArray[np.float32] | None
+    """(h, w, 3) point map of the last anchor"""
+
+
+def network_size(
+    height: int, width: int, network: NetworkConfig, config: NetworkPredictorConfig
+) -> tuple[int, int]:
+    """(H, W) to which frames are resized: multiples of the patch, near the frame's aspect ratio."""
+    patch = network.patch_size
+    if network.matching is None:
+        scale = config.long_side / max(height, width)
+        return max(patch, round(height * scale / patch) * patch), max(
+            patch, round(width * scale / patch) * patch
+        )
+    best = min(
+        ((h, w) for h in range(2, 13) for w in range(2, 25)),
+        key=lambda hw: (
+            abs(np.log(hw[1] * height / (hw[0] * width)))
+            + 0.5 * abs(np.log(hw[0] * hw[1] * patch**2 / config.area))
+        ),
+    )
+    return best[0] * patch, best[1] * patch
+
+
+def describe(tokens: Tensor) -> NDArray[np.float32]:
+    """Global description (3 C,) of an image from its encoder tokens (N, C): mean, spread and peak."""
+    parts = [tokens.mean(0), tokens.std(0), tokens.amax(0)]
+    return torch.cat(parts).float().cpu().numpy()
+
+
+def _camera_tensor(camera: Pinhole, device: torch.device) -> Tensor:
+    return torch.tensor([[camera.fx, camera.fy, camera.cx, camera.cy]], dtype=torch.float32, device=device)
+
+
+def _estimated_camera(output: WindowOutput, height: int, width: int) -> Pinhole:
+    """The camera of the field of view that the camera head predicts, median over the window."""
+    fov = output.poses[-1][0, :, 7:].median(0).values.clamp(0.2, 2.8)
+    fy, fx = (torch.tensor([height, width], device=fov.device) / 2 / torch.tan(fov / 2)).tolist()
+    return Pinhole(fx, fy, (width - 1) / 2, (height - 1) / 2, width, height)

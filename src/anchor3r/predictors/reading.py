@@ -1,0 +1,101 @@
+"""Reads a network's output: tensors of one window to poses, depths and what they say about scale.
+
+Shapes: K members, h × w points of the point map, P cells of the correlation stem.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from anchor3r.geometry import Pinhole, rotation_from_quat
+from anchor3r.model.matching import COARSE_STRIDE, Matches
+from anchor3r.model.network import WindowOutput
+from anchor3r.predictors.window_adjustment import AdjustmentConfig, adjust_window
+
+_SMALLEST_SPREAD = 0.002
+"""Scale ratios are never trusted further than this (standard deviation of the logarithm)."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One window in numpy."""
+
+    ages: NDArray[np.int64]
+    """(K,) frames between each member and the anchor"""
+    rotation: NDArray[np.float64]
+    """(K, 3, 3) member_from_anchor"""
+    translation: NDArray[np.float64]
+    """(K, 3)"""
+    covariance: NDArray[np.float64] | None
+    """(K, 6, 6) where it is known"""
+    points: NDArray[np.float32]
+    """(h, w, 3) in the anchor"""
+    confidence: NDArray[np.float32]
+    """(h, w)"""
+
+    @staticmethod
+    def of(output: WindowOutput, camera: Pinhole, *, along_rays: bool) -> Reading:
+        """The first stream of an output; `along_rays` puts depths on the rays of `camera`."""
+        ages = output.ages[0].cpu().numpy()
+        members = np.flatnonzero(ages > 0)
+        pose = output.poses[-1][0].double().cpu().numpy()[members]
+        points = output.points[0].float().cpu().numpy()
+        if along_rays:
+            small = camera.resized(points.shape[1], points.shape[0])
+            points = small.unproject_map(points[..., 2]).astype(np.float32)
+        confidence = output.confidence[0].float().cpu().numpy()
+        rotation = rotation_from_quat(pose[:, [6, 3, 4, 5]])
+        return Reading(ages[members], rotation, pose[:, :3], None, points, confidence)
+
+    def adjusted(self, matches: Matches, ages: Tensor, camera: Pinhole, config: AdjustmentConfig) -> Reading:
+        """Poses and depths sharpened by the stem's matches; ages (pairs,) says which member each is of."""
+        order = [int(np.flatnonzero(ages.cpu().numpy() == age)[0]) for age in self.ages]
+        focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
+        matched = (matches.pixel[order].double().cpu().numpy() - center) / focal
+        weight = matches.weight()[order].double().cpu().numpy() * focal.prod()
+        depth = self.points[..., 2].astype(np.float64).reshape(-1)
+        assert depth.size == matched.shape[1], "points and matches lie on one grid"
+        rays = self.points.reshape(-1, 3).astype(np.float64)
+        rays = rays[:, :2] / rays[:, 2:]
+        result = adjust_window(rays, matched, weight, depth, self.rotation, self.translation, config)
+        points = np.concatenate([rays, np.ones((len(rays), 1))], 1) / result.inverse_depth[:, None]
+        # Confidence becomes what the adjustment knows of a depth, on the network's scale of 1 and more.
+        confidence = 1 + 0.02 * np.sqrt(result.depth_information)
+        return replace(
+            self,
+            rotation=result.rotation,
+            translation=result.translation,
+            covariance=result.covariance,
+            points=points.reshape(self.points.shape).astype(np.float32),
+            confidence=confidence.reshape(self.confidence.shape).astype(np.float32),
+        )
+
+    def scale_against(
+        self, previous: NDArray[np.float32] | None, camera: Pinhole
+    ) -> tuple[float, float | None]:
+        """log(unit of this window / unit of the previous one) and its spread, from what both have seen.
+
+        `previous` is the point map of the frame before; this anchor's points are moved there and compared
+        in depth.
+        """
+        if previous is None or 1 not in self.ages:
+            return 0.0, None
+        k = int(np.flatnonzero(self.ages == 1)[0])
+        moved = self.points.reshape(-1, 3) @ self.rotation[k].T + self.translation[k]
+        height, width = previous.shape[:2]
+        pixel = camera.resized(width, height).project(moved).round()
+        inside = (moved[:, 2] > 0) & (pixel >= 0).all(1) & (pixel < [width, height]).all(1)
+        column, row = pixel[inside].astype(int).T
+        seen = previous[row, column, 2]
+        log_ratio = np.log(np.maximum(seen, 1e-6) / moved[inside, 2])
+        if len(log_ratio) < 16:
+            return 0.0, None
+        middle = float(np.median(log_ratio))
+        spread = 1.4826 * float(np.median(np.abs(log_ratio - middle)))
+        # Neighbouring cells err together: count one in sixteen.
+        sigma = max(_SMALLEST_SPREAD, 1.2533 * spread / np.sqrt(len(log_ratio) / COARSE_STRIDE**2))
+        return middle, float(sigma)

@@ -1,0 +1,184 @@
+"""What the network is trained to minimise (paper: section 3.5), on every window of an unrolled clip.
+
+L = λ_cam L_cam + L_pmap, and L_match where the network has a correlation stem. One scale s* aligns a clip's
+predicted translations and points with the truth; it is the exact minimiser of Σ w |X - s X̂|₁, without
+gradient.
+
+Every mean is taken clip by clip first, so that a batch split over processes has the loss of the whole.
+
+Shapes: B clips, S frames, M query groups, h × w points of a point map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anchor3r.model.network import WindowOutput, camera_rays
+from anchor3r.training.clips import Clips, cell_depth, masked_mean
+from anchor3r.training.match_loss import match_loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Weights and forms of the terms."""
+
+    camera_weight: float = 5.0
+    """λ_cam"""
+    round_decay: float = 0.6
+    """A refinement round weighs this times the one after it."""
+    confidence_weight: float = 0.2
+    """α, the reward for being confident."""
+    gradient_weight: float = 1.0
+    """Weight of the term on differences between neighbouring points."""
+    fov_weight: float = 0.1
+    """Weight of the auxiliary field of view."""
+    scale: Literal["median", "metric"] = "median"
+    """`median` frees the prediction's scale clip by clip (the paper); `metric` holds it to the truth's."""
+    points: Literal["xyz", "log_depth"] = "xyz"
+    """Where errors of points are measured; log depth neither favours near nor far, small nor large."""
+    match_weight: float = 0.0
+    """Weight of the correlation stem's own supervision."""
+
+
+def relative_poses(camera_from_world: Tensor, ages: Tensor) -> Tensor:
+    """T_{i<-t} (B, S, M, 4, 4) of frame t - age for every frame t; ages (B, S, M), -1 gives the identity."""
+    b, s, m = ages.shape
+    clip = torch.arange(b, device=ages.device)[:, None, None].expand(b, s, m)
+    time = torch.arange(s, device=ages.device)[None, :, None]
+    member = (time - ages.clamp(min=0)).clamp(min=0)
+    return camera_from_world[clip, member] @ torch.linalg.inv(camera_from_world)[:, :, None]
+
+
+def quaternions_xyzw(rotation: Tensor) -> Tensor:
+    """Rotation matrices (..., 3, 3) -> unit quaternions (..., 4) with w >= 0, for angles below π."""
+    trace = rotation.diagonal(dim1=-2, dim2=-1).sum(-1)
+    w = 0.5 * (1 + trace).clamp(min=1e-8).sqrt()
+    r = rotation
+    x, y, z = r[..., 2, 1] - r[..., 1, 2], r[..., 0, 2] - r[..., 2, 0], r[..., 1, 0] - r[..., 0, 1]
+    return F.normalize(torch.stack([x / (4 * w), y / (4 * w), z / (4 * w), w], -1), dim=-1)
+
+
+def l1_scale(prediction: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """(B,) s* = argmin_s Σ w |target - s prediction|, exactly: a weighted median of ratios, >= a tiny floor.
+
+    prediction, target, weight: (B, n); entries with weight 0 do not count.
+    """
+    usable = (weight > 0) & (prediction.abs() > 1e-8)
+    ratio = torch.where(usable, target / torch.where(usable, prediction, 1), torch.inf)
+    mass = torch.where(usable, weight * prediction.abs(), 0)
+    order = ratio.argsort(-1)
+    cumulative = mass.gather(-1, order).cumsum(-1)
+    index = (cumulative < cumulative[..., -1:] / 2).sum(-1, keepdim=True).clamp(max=ratio.shape[-1] - 1)
+    scale = ratio.gather(-1, order).gather(-1, index)[..., 0]
+    return torch.where(scale.isfinite(), scale, 1).clamp(min=1e-3)
+
+
+class Loss:
+    """Evaluates a network's output on a batch of clips; every term is reported by name."""
+
+    def __init__(self, config: LossConfig) -> None:
+        self.config = config
+
+    def __call__(self, output: WindowOutput, clips: Clips) -> tuple[Tensor, dict[str, Tensor]]:
+        c = self.config
+        b, s = clips.images.shape[:2]
+        size = (clips.images.shape[-2], clips.images.shape[-1])
+        points, confidence = (x.unflatten(0, (b, s)) for x in (output.points, output.confidence))
+        target, valid = _target_points(clips, size, points.shape[2:4])
+        unit = _mean_distance(target, valid)
+        scale = self._scale(points.detach(), target, valid)
+        terms = self._camera(output, clips, scale, unit)
+        terms |= self._point_map(points, confidence, target, valid, scale, unit)
+        total = c.camera_weight * terms["camera"] + terms["points"] + c.fov_weight * terms["fov"]
+        if output.matches is not None and c.match_weight:
+            terms |= match_loss(output.matches, output.pairs, clips)
+            total = total + c.match_weight * terms["match"]
+        terms["total"] = total
+        return total, {name: value.detach() for name, value in terms.items()}
+
+    def _scale(self, points: Tensor, target: Tensor, valid: Tensor) -> Tensor:
+        """(B,) s* over at most 4,096 points a clip; weights 1/z, z floored at a tenth of its mean."""
+        if self.config.scale == "metric":
+            return points.new_ones(len(points))
+        step = max(1, valid[0].numel() // 4096)
+        flat = [x.flatten(1, 3)[:, ::step] for x in (points, target, valid)]
+        depth = flat[1][..., 2]
+        mean = (depth * flat[2]).sum(1) / flat[2].sum(1).clamp(min=1)
+        weight = flat[2] / torch.maximum(depth, 0.1 * mean[:, None]).clamp(min=1e-6)
+        return l1_scale(flat[0].flatten(1), flat[1].flatten(1), weight.repeat_interleave(3, 1))
+
+    def _camera(self, output: WindowOutput, clips: Clips, scale: Tensor, unit: Tensor) -> dict[str, Tensor]:
+        """L1 on q and s* t over every group that exists, refinement rounds weighted (paper: L_cam)."""
+        b, s = clips.images.shape[:2]
+        ages = output.ages.unflatten(0, (b, s))
+        truth = relative_poses(clips.camera_from_world, ages)
+        translation = truth[..., :3, 3] / unit[:, None, None, None]
+        quaternion = quaternions_xyzw(truth[..., :3, :3])
+        half = clips.images.new_tensor([clips.images.shape[-2] / 2, clips.images.shape[-1] / 2])
+        fov = 2 * torch.atan(half / clips.cameras[..., [1, 0]])[:, :, None]
+        sums = {
+            "rotation": truth.new_zeros(()),
+            "translation": truth.new_zeros(()),
+            "fov": truth.new_zeros(()),
+        }
+        for index, raw in enumerate(output.poses):
+            pose = raw.unflatten(0, (b, s))
+            weight = self.config.round_decay ** (len(output.poses) - 1 - index)
+            moved = pose[..., :3] * (scale / unit)[:, None, None, None]
+            errors = {
+                "translation": (translation - moved).abs().clamp(max=100).sum(-1),
+                "rotation": (quaternion - pose[..., 3:7]).abs().sum(-1),
+                "fov": (fov - pose[..., 7:]).abs().sum(-1),
+            }
+            for name, error in errors.items():
+                sums[name] = sums[name] + weight * masked_mean(error, ages >= 0)
+        return sums | {"camera": sums["rotation"] + sums["translation"]}
+
+    def _point_map(
+        self,
+        points: Tensor,
+        confidence: Tensor,
+        target: Tensor,
+        valid: Tensor,
+        scale: Tensor,
+        unit: Tensor,
+    ) -> dict[str, Tensor]:
+        """Confidence-weighted errors of points and of their differences, less α log Σ (paper: L_pmap)."""
+        if self.config.points == "log_depth":
+            predicted = (points[..., 2:] * scale[:, None, None, None, None]).clamp(min=1e-4).log()
+            target = target[..., 2:].clamp(min=1e-4).log()
+        else:
+            predicted = points * (scale / unit)[:, None, None, None, None]
+            target = target / unit[:, None, None, None, None]
+        difference = predicted - target
+        error = difference.norm(dim=-1) if difference.shape[-1] > 1 else difference[..., 0].abs()
+        reconstruction = masked_mean(confidence * error, valid)
+        gradient = points.new_zeros(())
+        for axis in (2, 3):
+            near, far = (difference.narrow(axis, k, difference.shape[axis] - 1) for k in (0, 1))
+            both = valid.narrow(axis, 0, near.shape[axis]) & valid.narrow(axis, 1, near.shape[axis])
+            sigma = confidence.narrow(axis, 0, near.shape[axis])
+            gradient = gradient + masked_mean(sigma * (far - near).abs().sum(-1), both)
+        reward = masked_mean(confidence.log(), valid)
+        total = reconstruction + self.config.gradient_weight * gradient
+        total = total - self.config.confidence_weight * reward
+        return {"points": total, "point_error": masked_mean(error, valid)}
+
+
+def _mean_distance(points: Tensor, valid: Tensor) -> Tensor:
+    """(B,) mean distance of a clip's points from their cameras: the unit errors are measured in."""
+    distance = (points.norm(dim=-1) * valid).sum((1, 2, 3)) / valid.sum((1, 2, 3)).clamp(min=1)
+    return torch.where(distance > 0, distance, 1)
+
+
+def _target_points(clips: Clips, size: tuple[int, int], grid: torch.Size) -> tuple[Tensor, Tensor]:
+    """True points (B, S, h, w, 3) on the network's grid, and where they are known."""
+    stride = size[0] // grid[0]
+    depth = cell_depth(clips.depth.flatten(0, 1), stride).unflatten(0, clips.depth.shape[:2])
+    rays = camera_rays(clips.cameras.flatten(0, 1), size, stride).unflatten(0, clips.depth.shape[:2])
+    return rays * depth[..., None], depth > 0

@@ -1,0 +1,156 @@
+"""Recipes: everything that decides what a training run does, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from math import cos, pi
+from typing import Any, Literal
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.model.config import PRESETS, NetworkConfig
+from anchor3r.training.data import DataConfig, SourceSet, WorldSet
+from anchor3r.training.losses import LossConfig
+from anchor3r.training.sampling import SamplingConfig
+
+Sharding = Literal["ddp", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserConfig:
+    """AdamW with warm-up and cosine decay."""
+
+    learning_rate: float = 1e-4
+    """Peak."""
+    warmup_steps: int = 2_000
+    """Steps of linear rise to the peak."""
+    final_fraction: float = 0.01
+    """Share of the peak that is left at the last step."""
+    weight_decay: float = 0.05
+    """Of matrices; vectors and biases have none."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the moments."""
+    clip_norm: float = 1.0
+    """Largest gradient norm."""
+
+    def rate(self, step: int, total: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.learning_rate * (step + 1) / self.warmup_steps
+        progress = min(1.0, (step - self.warmup_steps) / max(1, total - self.warmup_steps))
+        low = self.final_fraction
+        return self.learning_rate * (low + (1 - low) * 0.5 * (1 + cos(pi * progress)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One training run."""
+
+    name: str
+    """What it is called."""
+    network: NetworkConfig
+    """What is trained."""
+    loss: LossConfig
+    """What it minimises."""
+    data: DataConfig
+    """What it sees."""
+    optimiser: OptimiserConfig = OptimiserConfig()
+    """How it moves."""
+    steps: int
+    """Optimiser steps in all."""
+    clips_per_process: int = 1
+    """Clips of a micro-batch on each process."""
+    accumulate: int = 1
+    """Micro-batches of a step."""
+    ema_decay: float = 0.999
+    """Memory of the averaged weights, which are the ones kept."""
+    known_camera_probability: float = 1.0
+    """Share of batches in which the network is told the intrinsics."""
+    gradient_checkpointing: bool = False
+    """Recomputes layers in the backward pass to save memory."""
+    sharding: Sharding = "ddp"
+    """`ddp` keeps the whole network on each device, `fsdp` a share of it."""
+    max_bad_steps: int = 20
+    """So many steps in a row with a loss that is not finite end the run."""
+    init: str | None = None
+    """Checkpoint to start from."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def paper() -> Recipe:
+    """The paper's training: 48 frames, W = 10, 518 px, 80k steps on 32 GPUs, from VGGT (`convert vggt`).
+
+    Its data sets are named with --data; none can be shipped.
+    """
+    return Recipe(
+        name="paper",
+        network=PRESETS["full"],
+        loss=LossConfig(),
+        data=DataConfig(
+            sets=(),
+            sampling=SamplingConfig(max_interval=8, video_probability=0.9, fixed_probability=0.9),
+            num_frames=48,
+            sizes=((518, 518), (392, 518), (336, 518), (294, 518), (252, 518), (168, 518)),
+        ),
+        steps=80_000,
+        gradient_checkpointing=True,
+        sharding="fsdp",
+        init="vggt-init.safetensors",
+    )
+
+
+def ablation_small() -> Recipe:
+    """The paper's ablations: ViT-S on Virtual KITTI 2, whose sequences are named with --data."""
+    return Recipe(
+        name="ablation-small",
+        network=PRESETS["small"],
+        loss=LossConfig(),
+        data=DataConfig(
+            sets=(),
+            sampling=SamplingConfig(max_interval=5, video_probability=1.0, fixed_probability=0.9),
+            num_frames=24,
+            sizes=((154, 518),),
+        ),
+        steps=40_000,
+        gradient_checkpointing=True,
+    )
+
+
+TINY_SIZES = ((96, 128), (96, 144), (80, 144), (80, 160), (64, 192), (64, 208))
+"""Image sizes (H, W) of the tiny network: from 4:3 to 3.25:1, all of about the same area."""
+
+
+def tiny() -> Recipe:
+    """What a CPU can train: the correlation stem and a small transformer, on rendered worlds alone."""
+    return Recipe(
+        name="tiny",
+        network=PRESETS["tiny"],
+        loss=LossConfig(scale="metric", points="log_depth", match_weight=0.5, camera_weight=2.0),
+        data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
+        optimiser=OptimiserConfig(learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
+        steps=40_000,
+        ema_decay=0.998,
+        known_camera_probability=0.8,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "paper": paper,
+    "ablation-small": ablation_small,
+    "tiny": tiny,
+}
+
+
+def load_recipe(name: str, uris: tuple[str, ...] = (), **changes: Any) -> Recipe:
+    """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced."""
+    if name not in RECIPES:
+        raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
+    recipe = RECIPES[name]()
+    if uris:
+        chosen = SourceSet(uris=uris, sampling=recipe.data.sampling)
+        recipe = replace(recipe, data=replace(recipe.data, sets=((chosen, 1.0),)))
+    if not recipe.data.sets:
+        raise Anchor3RError(f"recipe '{name}' brings no data; name its sequences with --data kitti:ROOT/00 …")
+    return replace(recipe, **changes)

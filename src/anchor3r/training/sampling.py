@@ -1,0 +1,171 @@
+"""Which frames of a sequence make a clip, and how their pictures are varied.
+
+Video is sampled with a random interval, sometimes with a varying one, sometimes shuffled in blocks; unordered
+pictures are chained by how much of each other they see. All randomness comes from the generator given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3, Pinhole, rotation_angle
+from anchor3r.sources.frame import Frame
+from anchor3r.training.clips import Clips
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How a data set's sequences are cut into clips."""
+
+    max_interval: int = 5
+    """Largest step between frames of a clip."""
+    video_probability: float = 1.0
+    """Chance that a clip keeps the order of time; otherwise its blocks are shuffled."""
+    fixed_probability: float = 0.9
+    """Chance that all steps of a clip are equal."""
+    block: int = 16
+    """Frames that stay together when a clip is shuffled."""
+    ordered: bool = True
+    """Whether the sequence is a video; pictures without order are chained by overlap."""
+
+
+def sample_video(
+    length: int, count: int, rng: np.random.Generator, config: SamplingConfig
+) -> NDArray[np.int64]:
+    """(count,) frame indices of a clip out of a video of `length` frames."""
+    if length < count:
+        raise ValueError(f"a clip of {count} frames cannot come from a sequence of {length}")
+    largest = min(config.max_interval, (length - 1) // max(1, count - 1))
+    if rng.random() < config.fixed_probability:
+        steps = np.full(count - 1, rng.integers(1, largest + 1))
+    else:
+        steps = rng.integers(1, largest + 1, count - 1)
+    offsets = np.concatenate([[0], np.cumsum(steps)])
+    indices = rng.integers(0, length - offsets[-1]) + offsets
+    if rng.random() >= config.video_probability:
+        indices = shuffle_blocks(indices, rng, config.block)
+    return indices[::-1].copy() if rng.random() < 0.5 else indices
+
+
+def shuffle_blocks(indices: NDArray[np.int64], rng: np.random.Generator, block: int) -> NDArray[np.int64]:
+    """The same indices with blocks of neighbours in random order; each block keeps its own order."""
+    blocks = [indices[i : i + block] for i in range(0, len(indices), block)]
+    return np.concatenate([blocks[k] for k in rng.permutation(len(blocks))])
+
+
+def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(count,) indices of pictures without order, each chosen among those that look at what the last one saw.
+
+    Two pictures overlap more the nearer their centres, in units of the typical spacing, and the smaller the
+    angle between them; pictures of one clip are all different.
+    """
+    total = len(camera_from_world)
+    if total < count:
+        raise ValueError(f"a clip of {count} frames cannot come from a sequence of {total}")
+    centers = camera_from_world.center()
+    chosen = [int(rng.integers(total))]
+    while len(chosen) < count:
+        last = chosen[-1]
+        distance = np.linalg.norm(centers - centers[last], axis=1)
+        spacing = np.median(np.partition(distance, min(8, total - 1))[: min(9, total)]) + 1e-9
+        turn = camera_from_world.rotation @ camera_from_world.rotation[last].T
+        score = np.exp(-distance / (4 * spacing) - rotation_angle(turn) / np.radians(20)) + 1e-12
+        score[chosen] = 0
+        chosen.append(int(rng.choice(total, p=score / score.sum())))
+    return np.array(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """How pictures are varied; the same for all frames of a clip unless said otherwise."""
+
+    min_crop: float = 0.6
+    """Smallest share of the picture's sides that a crop keeps: narrows the field of view."""
+    brightness: float = 0.2
+    """Largest relative change of brightness."""
+    contrast: float = 0.25
+    """Largest relative change of contrast."""
+    saturation: float = 0.4
+    """Largest relative change of saturation."""
+    grey_probability: float = 0.25
+    """Chance that a clip loses its colours."""
+    flicker: float = 0.05
+    """Largest relative change of brightness from frame to frame."""
+
+
+def make_clip(
+    frames: Several[Frame], size: tuple[int, int], rng: np.random.Generator, config: AugmentConfig
+) -> Clips:
+    """Frames with depth, pose and intrinsics -> a batch of one clip at `size` (H, W)."""
+    height, width = size
+    crop = _random_crop(frames[0], width / height, rng, config)
+    images, depths, cameras = [], [], []
+    for frame in frames:
+        if frame.depth_m is None or frame.camera_from_world is None or frame.intrinsics is None:
+            raise ValueError(f"frame {frame.index} lacks depth, pose or intrinsics: it cannot be trained on")
+        image, depth, camera = _crop_and_resize(frame, crop, size)
+        images.append(image)
+        depths.append(depth)
+        cameras.append([camera.fx, camera.fy, camera.cx, camera.cy])
+    stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
+    poses = [f.camera_from_world.matrix() for f in frames if f.camera_from_world is not None]
+    return Clips(
+        torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))[None],
+        torch.tensor(cameras, dtype=torch.float32)[None],
+        torch.from_numpy(np.stack(depths))[None],
+        torch.from_numpy(_from_first(np.stack(poses)).astype(np.float32))[None],
+    )
+
+
+def _from_first(camera_from_world: NDArray) -> NDArray:
+    """Poses (S, 4, 4) with the first camera as world: relative poses stay exact in float32 far from home."""
+    return camera_from_world @ np.linalg.inv(camera_from_world[0])
+
+
+def _random_crop(
+    frame: Frame, aspect: float, rng: np.random.Generator, config: AugmentConfig
+) -> tuple[int, int, int, int]:
+    """left, top, width, height of a crop with the wanted aspect ratio."""
+    full_h, full_w = frame.image.shape[:2]
+    widest = min(full_w, full_h * aspect)
+    width = widest * rng.uniform(config.min_crop, 1)
+    w, h = max(1, round(width)), max(1, min(full_h, round(width / aspect)))
+    return int(rng.integers(0, full_w - w + 1)), int(rng.integers(0, full_h - h + 1)), w, h
+
+
+def _crop_and_resize(
+    frame: Frame, crop: tuple[int, int, int, int], size: tuple[int, int]
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], Pinhole]:
+    assert frame.intrinsics is not None
+    assert frame.depth_m is not None
+    left, top, w, h = crop
+    height, width = size
+    camera = frame.intrinsics.cropped(left, top, w, h).resized(width, height)
+    image = frame.image[top : top + h, left : left + w]
+    depth = frame.depth_m[top : top + h, left : left + w]
+    if (h, w) != size:
+        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).astype(np.uint8)
+        # Depth is not averaged: between two surfaces there is none.
+        rows = ((np.arange(height) + 0.5) * h / height).astype(int)
+        cols = ((np.arange(width) + 0.5) * w / width).astype(int)
+        depth = depth[rows][:, cols]
+    return image, np.ascontiguousarray(depth, dtype=np.float32), camera
+
+
+def vary_colours(
+    images: NDArray[np.float32], rng: np.random.Generator, config: AugmentConfig
+) -> NDArray[np.float32]:
+    """Images (S, H, W, 3) in 0–1 with brightness, contrast and saturation changed, or made grey."""
+    saturation = 0.0 if rng.random() < config.grey_probability else 1 + rng.uniform(-1, 1) * config.saturation
+    grey = (images @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
+    images = grey + np.float32(saturation) * (images - grey)
+    gain = (1 + rng.uniform(-1, 1) * config.contrast) * (1 + rng.uniform(-1, 1, len(images)) * config.flicker)
+    shift = rng.uniform(-1, 1) * config.brightness
+    images = (images - 0.5) * gain[:, None, None, None].astype(np.float32) + np.float32(0.5 + shift)
+    return np.clip(images, 0, 1)

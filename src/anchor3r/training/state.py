@@ -1,0 +1,83 @@
+"""The whole state of a training run in one file, replaced atomically, whatever the number of processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.training.distributed import Processes
+
+_DDP_PREFIX = "module."
+"""What a replicated model puts before the names of its parameters."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What a run knows besides the network and the optimiser."""
+
+    step: int
+    skipped: int
+    best_score: float
+    ema: dict[str, Tensor]
+
+
+def save_state(
+    path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, state: TrainingState, group: Processes
+) -> None:
+    """Writes model, optimiser and state; every process has to call it, the first one writes."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights, moments = get_state_dict(model, optimiser, options=options)
+    ema = whole_tensors(state.ema)
+    if not group.is_first:
+        return
+    content = {
+        "weights": weights, "optimiser": moments, "ema": ema,
+        "step": state.step, "skipped": state.skipped, "best_score": state.best_score,
+    }  # fmt: skip
+    draft = path.with_suffix(".part")
+    torch.save(content, draft)
+    os.replace(draft, path)
+
+
+def load_state(
+    path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, group: Processes
+) -> TrainingState:
+    """Puts a saved state back into model and optimiser, whatever number of processes wrote it."""
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, UnpicklingError, EOFError, OSError) as error:
+        raise Anchor3RError(f"{path}: not a readable training state ({error}); start the run anew") from error
+    options = StateDictOptions(full_state_dict=True)
+    set_state_dict(
+        model,
+        optimiser,
+        model_state_dict=content["weights"],
+        optim_state_dict=content["optimiser"],
+        options=options,
+    )
+    ema = {
+        name: _like(content["ema"][name.removeprefix(_DDP_PREFIX)], parameter)
+        for name, parameter in model.named_parameters()
+    }
+    return TrainingState(content["step"], content["skipped"], content["best_score"], ema)
+
+
+def whole_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, gathered from all processes and under the names of the bare network."""
+    whole = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in tensors.items()}
+    return {name.removeprefix(_DDP_PREFIX): value.cpu() for name, value in whole.items()}
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
+    return value.to(parameter.device)

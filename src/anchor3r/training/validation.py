@@ -1,0 +1,105 @@
+"""How well the averaged weights do on held-out clips: the numbers that decide which checkpoint is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from anchor3r.model.network import WindowOutput
+from anchor3r.training.clips import Clips, cell_depth
+from anchor3r.training.data import ClipBatches
+from anchor3r.training.distributed import Processes
+from anchor3r.training.losses import quaternions_xyzw, relative_poses
+from anchor3r.training.match_loss import true_correspondences
+from anchor3r.training.recipes import Recipe
+
+VALIDATION_SEED = 777
+"""Clips drawn with this seed are looked at, never trained on."""
+NUM_BATCHES = 24
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Medians over held-out clips, and a picture."""
+
+    numbers: dict[str, float]
+    picture: NDArray[np.uint8]
+
+
+@torch.no_grad()
+def validate(network: nn.Module, recipe: Recipe, group: Processes) -> Scores:
+    """Medians of neighbour rotation and direction error, depth error and match error; lower is better."""
+    data = replace(recipe.data, seed=VALIDATION_SEED + recipe.data.seed)
+    held_out = ClipBatches(data, recipe.clips_per_process)
+    was_training = network.training
+    network.eval()
+    collected: dict[str, list[Tensor]] = {}
+    picture = np.zeros((1, 1, 3), np.uint8)
+    for index in range(NUM_BATCHES):
+        clips = held_out[index].to(group.device)
+        output = network(clips.images, clips.cameras)
+        for name, value in _errors(output, clips).items():
+            collected.setdefault(name, []).append(value.flatten())
+        if index == 0:
+            picture = draw_samples(output, clips)
+    network.train(was_training)
+    numbers = {name: float(torch.cat(values).median()) for name, values in collected.items()}
+    numbers["score"] = float(np.mean([np.log(max(v, 1e-6)) for v in numbers.values()]))
+    return Scores(numbers, picture)
+
+
+def _errors(output: WindowOutput, clips: Clips) -> dict[str, Tensor]:
+    """Of each anchor and the frame before it: degrees, degrees, relative depth; of matches: pixels."""
+    b, s = clips.images.shape[:2]
+    ages = output.ages.unflatten(0, (b, s))
+    pose = output.poses[-1].unflatten(0, (b, s))
+    truth = relative_poses(clips.camera_from_world, ages)
+    neighbour = ages == 1
+    q = torch.nn.functional.normalize(pose[..., 3:7][neighbour], dim=-1)
+    dot = (q * quaternions_xyzw(truth[..., :3, :3])[neighbour]).sum(-1).abs().clamp(max=1)
+    moved, true_move = pose[..., :3][neighbour], truth[..., :3, 3][neighbour]
+    cosine = torch.nn.functional.cosine_similarity(moved, true_move, dim=-1).clamp(-1, 1)
+    stride = clips.depth.shape[-1] // output.points.shape[2]
+    depth = cell_depth(clips.depth.flatten(0, 1), stride)
+    known = depth > 0
+    ratio = output.points[..., 2][known] / depth[known]
+    errors = {
+        "rotation_deg": torch.rad2deg(2 * dot.acos()),
+        "direction_deg": torch.rad2deg(cosine.acos()),
+        "depth_rel": (ratio / ratio.median() - 1).abs(),
+    }
+    if output.matches is not None:
+        found = true_correspondences(output.pairs, clips)
+        distance = (found.pixel - output.matches.pixel).norm(dim=-1)
+        errors["match_px"] = distance[found.visible & found.known]
+    return errors
+
+
+def draw_samples(output: WindowOutput, clips: Clips) -> NDArray[np.uint8]:
+    """Rows: images, true depth, predicted depth, confidence of the first clip; columns: frames."""
+    from matplotlib import colormaps
+
+    s = clips.images.shape[1]
+    images = (clips.images[0].permute(0, 2, 3, 1) * 255).byte().cpu().numpy()
+    height, width = images.shape[1:3]
+    truth = clips.depth[0].cpu().numpy()
+    predicted = output.points[:s, ..., 2].cpu().numpy()
+    confidence = output.confidence[:s].cpu().numpy()
+    low, high = np.percentile(np.log(truth[truth > 0]), [2, 98]) if (truth > 0).any() else (0.0, 1.0)
+
+    def coloured(values: NDArray, start: float, end: float) -> NDArray[np.uint8]:
+        factor = height // values.shape[1]
+        scaled = np.clip((values - start) / (end - start + 1e-9), 0, 1).repeat(factor, 1).repeat(factor, 2)
+        return (colormaps["turbo"](scaled)[..., :3] * 255).astype(np.uint8)
+
+    rows = [
+        images,
+        coloured(np.log(np.maximum(truth, 1e-3)), low, high),
+        coloured(np.log(np.maximum(predicted, 1e-3)), low, high),
+        coloured(np.log(confidence), 0, float(np.log(confidence).max())),
+    ]
+    return np.concatenate([np.concatenate(list(row[:, :, :width]), 1) for row in rows])

@@ -1,0 +1,105 @@
+"""Clips: which frames, and what happens to their pictures and cameras."""
+
+import numpy as np
+import pytest
+from toy_data import WallSequence
+
+from anchor3r.geometry import SE3
+from anchor3r.training.sampling import (
+    AugmentConfig,
+    SamplingConfig,
+    make_clip,
+    sample_by_pose,
+    sample_video,
+    shuffle_blocks,
+    vary_colours,
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_video_clips_keep_their_interval_and_stay_inside(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    indices = sample_video(50, 8, rng, SamplingConfig(max_interval=5))
+    steps = np.diff(indices)
+    assert indices.min() >= 0
+    assert indices.max() < 50
+    assert (steps > 0).all() or (steps < 0).all()
+    assert np.abs(steps).max() <= 5
+
+
+def test_fixed_interval_probability() -> None:
+    rng = np.random.default_rng(0)
+    config = SamplingConfig(max_interval=6, fixed_probability=0.3)
+    fixed = [len(set(np.diff(sample_video(99, 9, rng, config)))) == 1 for _ in range(500)]
+    assert 0.22 < np.mean(fixed) < 0.38
+
+
+def test_short_sequences_shrink_the_interval_or_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    assert sorted(sample_video(8, 8, rng, SamplingConfig(max_interval=9)).tolist()) == list(range(8))
+    with pytest.raises(ValueError, match="cannot come from a sequence of 7"):
+        sample_video(7, 8, rng, SamplingConfig())
+
+
+def test_shuffled_blocks_keep_their_inner_order() -> None:
+    indices = np.arange(100, 124)
+    shuffled = shuffle_blocks(indices, np.random.default_rng(3), 8)
+    assert sorted(shuffled.tolist()) == indices.tolist()
+    assert shuffled.tolist() != indices.tolist()
+    for start in range(0, 24, 8):
+        assert (np.diff(shuffled[start : start + 8]) == 1).all()
+
+
+def test_pictures_without_order_are_chained_by_overlap() -> None:
+    rng = np.random.default_rng(0)
+    # Two places 100 m apart: a chain that starts in one must not jump to the other.
+    centers = np.concatenate([rng.normal(0, 1, (20, 3)), rng.normal(100, 1, (20, 3))])
+    poses = SE3(np.broadcast_to(np.eye(3), (40, 3, 3)), -centers)
+    for _ in range(10):
+        chain = sample_by_pose(poses, 6, rng)
+        assert len(set(chain.tolist())) == 6
+        assert len({int(k >= 20) for k in chain}) == 1
+
+
+@pytest.mark.parametrize("size", [(48, 64), (32, 80)])
+def test_a_cropped_clip_still_projects_where_it_should(size: tuple[int, int]) -> None:
+    """A point of the wall has to land on the same texture in every augmented frame: depth, pose and
+    intrinsics stay consistent through crop and resize."""
+    rng = np.random.default_rng(5)
+    sequence = WallSequence(rng, (96, 128), 4)
+    frames = [sequence.read(i) for i in range(4)]
+    clip = make_clip(frames, size, rng, AugmentConfig(min_crop=0.5, grey_probability=0, flicker=0))
+    assert clip.images.shape == (1, 4, 3, *size)
+    pose, camera = clip.camera_from_world[0].double().numpy(), clip.cameras[0].double().numpy()
+    np.testing.assert_allclose(pose[0], np.eye(4), atol=1e-6)
+    u, v = size[1] // 2, size[0] // 2
+    z = float(clip.depth[0, 0, v, u])
+    point = z * np.array([(u - camera[0, 2]) / camera[0, 0], (v - camera[0, 3]) / camera[0, 1], 1])
+    moved = pose[2, :3, :3] @ point + pose[2, :3, 3]
+    x = moved[0] / moved[2] * camera[2, 0] + camera[2, 2]
+    y = moved[1] / moved[2] * camera[2, 1] + camera[2, 3]
+    assert 0 <= round(x) < size[1]
+    assert 0 <= round(y) < size[0]
+    assert float(clip.depth[0, 2, round(y), round(x)]) == pytest.approx(moved[2], rel=0.01)
+    difference = clip.images[0, 0, :, v, u] - clip.images[0, 2, :, round(y), round(x)]
+    assert float(difference.abs().max()) < 0.12
+
+
+def test_frames_without_truth_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    frame = WallSequence(rng, (48, 64), 1).read(0)
+    bare = type(frame)(index=7, timestamp_s=0, image=frame.image)
+    with pytest.raises(ValueError, match="frame 7 lacks depth, pose or intrinsics"):
+        make_clip([bare], (48, 64), rng, AugmentConfig())
+
+
+def test_colours_vary_within_range_and_can_be_lost() -> None:
+    images = np.random.default_rng(0).random((3, 8, 8, 3)).astype(np.float32)
+    grey = vary_colours(images, np.random.default_rng(1), AugmentConfig(grey_probability=1))
+    assert np.abs(grey - grey[..., :1]).max() < 1e-6
+    same = AugmentConfig(brightness=0, contrast=0, saturation=0, grey_probability=0, flicker=0)
+    np.testing.assert_allclose(vary_colours(images, np.random.default_rng(1), same), images, atol=1e-6)
+    varied = vary_colours(images, np.random.default_rng(2), AugmentConfig())
+    assert varied.min() >= 0
+    assert varied.max() <= 1
+    assert np.abs(varied - images).max() > 0.02

@@ -1,0 +1,176 @@
+"""The trainer: learns, resumes bit for bit, survives bad steps, agrees with itself on several processes."""
+
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toy_data import wall_recipe
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.training import trainer as trainer_module
+from anchor3r.training.data import ClipBatches
+from anchor3r.training.distributed import Processes
+from anchor3r.training.journal import read_log
+from anchor3r.training.recipes import OptimiserConfig, Recipe, load_recipe
+from anchor3r.training.trainer import RunConfig, Trainer
+from anchor3r.training.validation import Scores, validate
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _quick_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("anchor3r.training.validation.NUM_BATCHES", 1)
+
+
+def run(recipe: Recipe, out: Path, **changes: object) -> Trainer:
+    config = RunConfig(out=out, log_every=1, validate_every=10_000, save_every_s=1e9, **changes)
+    trainer = Trainer(recipe, config, ALONE)
+    trainer.run()
+    return trainer
+
+
+def losses(out: Path) -> list[float]:
+    return [entry["total"] for entry in read_log(out / "log.jsonl") if "total" in entry]
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    recipe = wall_recipe(steps=6)
+    whole = run(recipe, tmp_path / "whole")
+    run(recipe, tmp_path / "parts", stop_after=3)
+    resumed = run(recipe, tmp_path / "parts", resume=True)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for (name, a), (_, b) in zip(
+        whole.model.named_parameters(), resumed.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    for name, value in whole.ema.items():
+        assert torch.equal(value, resumed.ema[name]), name
+
+
+def test_lines_after_the_last_checkpoint_are_not_logged_twice(tmp_path: Path) -> None:
+    recipe = wall_recipe(steps=4)
+    run(recipe, tmp_path, stop_after=2)
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 3, "total": 99.0}) + "\n" + '{"step": 3, "tot')
+    run(recipe, tmp_path, resume=True)
+    steps = [entry["step"] for entry in read_log(tmp_path / "log.jsonl") if "total" in entry]
+    assert steps == [1, 2, 3, 4]
+    assert 99.0 not in losses(tmp_path)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    recipe = wall_recipe(steps=60, optimiser=OptimiserConfig(learning_rate=3e-3, warmup_steps=5))
+    run(recipe, tmp_path)
+    curve = losses(tmp_path)
+    assert sum(curve[-10:]) / 10 < 0.7 * sum(curve[:10]) / 10
+    assert (tmp_path / "best.safetensors").exists()
+    assert (tmp_path / "curve.png").exists()
+    assert list(tmp_path.glob("samples_*.png"))
+
+
+def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
+    run(wall_recipe(steps=1), tmp_path)
+    with pytest.raises(Anchor3RError, match="--resume"):
+        run(wall_recipe(steps=1), tmp_path)
+
+
+def test_steps_that_are_not_finite_are_skipped_and_a_run_of_them_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = wall_recipe(steps=8, max_bad_steps=3)
+    original = Trainer._forward
+
+    def poisoned(bad: set[int]) -> object:
+        def forward(self: Trainer, clips: object) -> object:
+            loss, terms = original(self, clips)  # type: ignore[arg-type]
+            return (loss * torch.nan if self.step in bad else loss), terms
+
+        return forward
+
+    monkeypatch.setattr(trainer_module.Trainer, "_forward", poisoned({2, 5}))
+    trainer = run(recipe, tmp_path / "some")
+    assert trainer.skipped == 2
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    monkeypatch.setattr(trainer_module.Trainer, "_forward", poisoned({2, 3, 4, 5}))
+    with pytest.raises(Anchor3RError, match="not finite for 3 steps"):
+        run(recipe, tmp_path / "many")
+
+
+def test_accumulated_micro_batches_are_one_batch(tmp_path: Path) -> None:
+    """Two clips at once, or one after the other: the same step up to rounding."""
+    together = run(wall_recipe(steps=1, clips=2), tmp_path / "together")
+    apart = wall_recipe(steps=1, clips=1, accumulate=2)
+    sizes = replace(apart.data, sizes=apart.data.sizes[:1])
+    one_size = [replace(r, data=sizes) for r in (wall_recipe(steps=1, clips=2), apart)]
+    together, apart_run = (run(r, tmp_path / str(k)) for k, r in enumerate(one_size))
+    for (name, a), (_, b) in zip(
+        together.model.named_parameters(), apart_run.model.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_learning_rate_rises_and_falls() -> None:
+    config = OptimiserConfig(learning_rate=1.0, warmup_steps=10, final_fraction=0.1)
+    rates = [config.rate(step, 100) for step in range(100)]
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[9] == pytest.approx(1.0)
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.55, abs=1e-6)
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+
+
+def test_clips_are_functions_of_their_number() -> None:
+    recipe = wall_recipe(clips=2)
+    a, b = ClipBatches(recipe.data, 2)[5], ClipBatches(recipe.data, 2)[5]
+    assert torch.equal(a.images, b.images)
+    # Two processes of one clip see what one process of two clips sees.
+    halves = [ClipBatches(recipe.data, 1, rank, 2)[5] for rank in range(2)]
+    assert torch.equal(torch.cat([h.images for h in halves]), a.images)
+    assert not torch.equal(ClipBatches(recipe.data, 2)[6].cameras, a.cameras)
+
+
+def test_validation_sees_other_clips_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = wall_recipe()
+    from anchor3r.model.network import Anchor3RNetwork
+
+    scores = validate(Anchor3RNetwork(recipe.network), recipe, ALONE)
+    assert isinstance(scores, Scores)
+    assert {"rotation_deg", "direction_deg", "depth_rel", "match_px", "score"} <= scores.numbers.keys()
+    assert scores.picture.ndim == 3
+
+
+def test_recipes_by_name() -> None:
+    assert load_recipe("tiny", steps=7).steps == 7
+    assert load_recipe("paper", ("kitti:somewhere/00",)).data.num_frames == 48
+    with pytest.raises(Anchor3RError, match="brings no data"):
+        load_recipe("paper")
+    with pytest.raises(Anchor3RError, match="there are paper, ablation-small, tiny"):
+        load_recipe("large")
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_processes_train_like_one(tmp_path: Path, sharding: str) -> None:
+    """Two gloo processes with a clip each against one process with both: the same losses; then the state
+    that the two wrote goes on in one."""
+    recipe = wall_recipe(steps=3, clips=2)
+    run(recipe, tmp_path / "one", stop_after=2)
+    script = Path(__file__).with_name("run_distributed.py")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
+        str(script), str(tmp_path / "two"), sharding,
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    run(recipe, tmp_path / "two", resume=True)
+    run(recipe, tmp_path / "one", resume=True)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
