@@ -64,8 +64,8 @@ class WallSequence:
 class WallSet:
     sampling: SamplingConfig = SamplingConfig(max_interval=1)
 
-    def draw(self, count: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
-        return WallSequence(rng, size, count + 2)
+    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
+        return WallSequence(rng, size, 6)
 
 
 def wall_recipe(*, steps: int = 4, clips: int = 1, frames: int = 4, **changes: object) -> Recipe:

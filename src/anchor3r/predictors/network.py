@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -25,22 +24,20 @@ from anchor3r.predictors.reading import Reading
 from anchor3r.predictors.window_adjustment import AdjustmentConfig
 from anchor3r.sources.frame import Frame
 
-TINY_WEIGHTS = "tiny.safetensors"
 
-
-def load_network(path: Path | str) -> Anchor3RNetwork:
-    """A network from one of our checkpoints, ready for inference."""
-    tensors, config = read_tensors(path)
-    if config is None:
+def load_network(path: Path | str, *, window: int | None = None) -> Anchor3RNetwork:
+    """A network from one of our checkpoints, ready for inference; `window` None is the trained one."""
+    tensors, text = read_tensors(path)
+    if text is None:
         raise Anchor3RError(f"{path}: holds no network configuration; convert foreign weights first")
-    network = Anchor3RNetwork(NetworkConfig.from_json(config))
+    config = NetworkConfig.from_json(text)
+    if window is not None and window != config.window:
+        if config.offset_embedding:
+            raise Anchor3RError(f"{path}: was trained for windows of {config.window} frames, not {window}")
+        config = replace(config, window=window)
+    network = Anchor3RNetwork(config)
     load_tensors(network, tensors, source=str(path))
     return network.eval().requires_grad_(False)
-
-
-def tiny_weights() -> Path:
-    """Where the checkpoint that ships with the package lies."""
-    return Path(str(files("anchor3r.model") / "weights" / TINY_WEIGHTS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +62,19 @@ class NetworkPredictor:
         network: Anchor3RNetwork,
         *,
         name: str,
-        config: NetworkPredictorConfig = NetworkPredictorConfig(),  # noqa: B008 — frozen
-        device: torch.device | str = "cpu",
+        config: NetworkPredictorConfig | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        self._network = network.to(device)
-        self._name, self._config, self._device = name, config, torch.device(device)
+        """`device` None is a GPU if there is one."""
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._network = network.to(self._device)
+        self._name, self._config = name, config or NetworkPredictorConfig()
         self._stream: _Stream | None = None
+
+    @staticmethod
+    def load(path: Path | str, *, window: int | None = None) -> NetworkPredictor:
+        """From one of our checkpoints."""
+        return NetworkPredictor(load_network(path, window=window), name=f"network:{Path(path).stem}")
 
     @property
     def name(self) -> str:
@@ -188,18 +192,14 @@ def network_size(
     """(H, W) to which frames are resized: multiples of the patch, near the frame's aspect ratio."""
     patch = network.patch_size
     if network.matching is None:
-        scale = config.long_side / max(height, width)
-        return max(patch, round(height * scale / patch) * patch), max(
-            patch, round(width * scale / patch) * patch
-        )
-    best = min(
-        ((h, w) for h in range(2, 13) for w in range(2, 25)),
-        key=lambda hw: (
-            abs(np.log(hw[1] * height / (hw[0] * width)))
-            + 0.5 * abs(np.log(hw[0] * hw[1] * patch**2 / config.area))
-        ),
-    )
-    return best[0] * patch, best[1] * patch
+        return patch_aligned_size(height, width, long_side=config.long_side, patch_size=patch)
+
+    def misfit(grid: tuple[int, int]) -> float:
+        stretch = abs(np.log(grid[1] * height / (grid[0] * width)))
+        return float(stretch + 0.5 * abs(np.log(grid[0] * grid[1] * patch**2 / config.area)))
+
+    rows, cols = min(((h, w) for h in range(2, 13) for w in range(2, 25)), key=misfit)
+    return rows * patch, cols * patch
 
 
 def describe(tokens: Tensor) -> NDArray[np.float32]:

@@ -43,7 +43,7 @@ class WindowPrediction:
     confidence: NDArray[np.float64]
     """(n,) relative weight of each edge; 1 where the predictor cannot tell."""
     covariance: NDArray[np.float64] | None = None
-    """(n, 6, 6) of the edges (rotation, translation) where the predictor can tell."""
+    """(n, 6, 6) of right perturbations (rotation, translation) of the edges, where the predictor can tell."""
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None

@@ -69,7 +69,7 @@ class Reading:
             self,
             rotation=result.rotation,
             translation=result.translation,
-            covariance=result.covariance,
+            covariance=_as_right_perturbation(result.covariance, result.rotation),
             points=points.reshape(self.points.shape).astype(np.float32),
             confidence=confidence.reshape(self.confidence.shape).astype(np.float32),
         )
@@ -99,3 +99,12 @@ class Reading:
         # Neighbouring cells err together: count one in sixteen.
         sigma = max(_SMALLEST_SPREAD, 1.2533 * spread / np.sqrt(len(log_ratio) / COARSE_STRIDE**2))
         return middle, float(sigma)
+
+
+def _as_right_perturbation(
+    covariance: NDArray[np.float64], rotation: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """(K, 6, 6) of left rotations and added translations -> of (R, t) Exp(ξ), as the graph has it."""
+    turn = np.zeros_like(covariance)
+    turn[:, :3, :3] = turn[:, 3:, 3:] = np.swapaxes(rotation, 1, 2)
+    return turn @ covariance @ np.swapaxes(turn, 1, 2)

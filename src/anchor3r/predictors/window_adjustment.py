@@ -60,7 +60,7 @@ def adjust_window(
     depth: NDArray[np.float64],
     rotation: NDArray[np.float64],
     translation: NDArray[np.float64],
-    config: AdjustmentConfig = AdjustmentConfig(),  # noqa: B008 — frozen
+    config: AdjustmentConfig,
 ) -> Adjusted:
     """rays (P, 2), matched (K, P, 2) and weight (K, P) in ray units, depth (P,), poses member_from_anchor."""
     num_members, num_cells = weight.shape
@@ -127,7 +127,7 @@ def _normal_equations(
     translation: NDArray,
     robust_scale: float,
 ) -> tuple[NDArray, NDArray, NDArray, NDArray, NDArray, NDArray]:
-    """Hessian (6K, 6K), gradient (6K,), cross terms (6K, P), the points' own (P,) (P,), squared errors (K, P)."""
+    """Poses' Hessian (6K, 6K) and gradient, cross terms (6K, P), the points' own, squared errors (K, P)."""
     num_members, num_cells = weight.shape
     hessian = np.zeros((6 * num_members, 6 * num_members))
     gradient = np.zeros(6 * num_members)

@@ -7,7 +7,7 @@ has numbers of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -16,11 +16,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3
+from anchor3r.geometry import SE3, Pinhole
 from anchor3r.sources import Frame, open_source
+from anchor3r.sources.worlds import world_frame
 from anchor3r.training.clips import Clips
 from anchor3r.training.sampling import AugmentConfig, SamplingConfig, make_clip, sample_by_pose, sample_video
-from anchor3r.worlds import make_world, sample_config
+from anchor3r.worlds import World, make_world, sample_config
+from anchor3r.worlds.world import Motion
 
 FIRST_TRAINING_SEED = 1_000_000
 """Worlds below this seed are for tests and evaluation and are never trained on."""
@@ -42,8 +44,8 @@ class SequenceSet(Protocol):
     def sampling(self) -> SamplingConfig:
         """How its sequences are cut into clips."""
 
-    def draw(self, count: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
-        """A random sequence for a clip of `count` frames that will be resized to `size` (H, W)."""
+    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+        """A random sequence for the clip with this number, which will be resized to `size` (H, W)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class SourceSet:
     sampling: SamplingConfig = SamplingConfig()
     """How they are cut into clips."""
 
-    def draw(self, count: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
         return _open(self.uris[rng.integers(len(self.uris))])
 
 
@@ -71,52 +73,46 @@ def _open(uri: str) -> Sequence:
 class WorldSet:
     """Endless procedural worlds, rendered where they are needed, at the size and view they are needed."""
 
-    motions: tuple[tuple[str, float], ...] = (
-        ("driving", 0.4),
-        ("handheld", 0.4),
-        ("orbit", 0.1),
-        ("grid", 0.1),
-    )
+    motions: tuple[tuple[Motion, float], ...] = (
+        ("driving", 0.35), ("grid", 0.1), ("handheld", 0.4), ("orbit", 0.15),
+    )  # fmt: skip
     """Kinds of camera motion with their shares."""
     fov_deg: tuple[float, float] = (40.0, 100.0)
     """Range of the horizontal field of view."""
+    frames: int = 48
+    """Length of a world's path."""
+    clips_per_world: int = 6
+    """Clips that share a world, each with a stretch and a camera of its own: building takes longer than
+    rendering."""
     sampling: SamplingConfig = SamplingConfig(max_interval=2, fixed_probability=0.8)
     """How they are cut into clips."""
 
-    def draw(self, count: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+        world_rng = np.random.default_rng([FIRST_TRAINING_SEED, number // self.clips_per_world])
         names, shares = zip(*self.motions, strict=True)
-        weights = np.array(shares) / sum(shares)
-        config = sample_config(
-            int(rng.integers(FIRST_TRAINING_SEED, 2**31)),
-            motion=str(rng.choice(names, p=weights)),
-            frames=1 + (count - 1) * self.sampling.max_interval,
-            width=size[1],
-            height=size[0],
-            horizontal_fov_deg=float(rng.uniform(*self.fov_deg)),
-        )
-        return _WorldSequence(config)
+        motion = names[world_rng.choice(len(names), p=np.array(shares) / sum(shares))]
+        world = _world(int(world_rng.integers(FIRST_TRAINING_SEED, 2**31)), motion, self.frames)
+        camera = Pinhole.from_fov(float(rng.uniform(*self.fov_deg)), size[1], size[0])
+        return WorldSequence(replace(world, intrinsics=camera))
 
 
-class _WorldSequence:
+@lru_cache(maxsize=4)
+def _world(seed: int, motion: Motion, frames: int) -> World:
+    return make_world(sample_config(seed, motion=motion, frames=frames))
+
+
+@dataclass(frozen=True)
+class WorldSequence:
     """A world as a sequence: frames are rendered when they are read."""
 
-    def __init__(self, config: object) -> None:
-        self._world = make_world(config)
+    world: World
 
     @property
     def num_frames(self) -> int:
-        return len(self._world.camera_from_world)
+        return len(self.world)
 
     def read(self, index: int) -> Frame:
-        rendered = self._world.render(index)
-        return Frame(
-            index=index,
-            timestamp_s=float(self._world.timestamps_s[index]),
-            image=rendered.image,
-            intrinsics=self._world.intrinsics,
-            depth_m=rendered.depth_m,
-            camera_from_world=self._world.camera_from_world[index],
-        )
+        return world_frame(self.world, index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +156,7 @@ class ClipBatches(Dataset[Clips]):
         rng = np.random.default_rng([self.config.seed, 2, number])
         shares = np.array([share for _, share in self.config.sets])
         chosen = self.config.sets[rng.choice(len(shares), p=shares / shares.sum())][0]
-        sequence = chosen.draw(self.config.num_frames, size, rng)
+        sequence = chosen.draw(number, size, rng)
         indices = _indices(sequence, self.config.num_frames, rng, chosen.sampling)
         frames = [sequence.read(int(i)) for i in indices]
         return make_clip(frames, size, rng, self.config.augment)

@@ -1,0 +1,151 @@
+"""The network as a predictor: windows, order of members, snapshots, sizes, bad checkpoints."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3, Pinhole
+from anchor3r.model.checkpoints import save_checkpoint
+from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
+from anchor3r.model.network import Anchor3RNetwork
+from anchor3r.predictors.network import NetworkPredictor, NetworkPredictorConfig, network_size
+from anchor3r.sources.frame import Frame
+
+CAMERA = Pinhole.from_fov(70, 64, 48)
+
+
+def make_network(preset: str = "tiny", window: int = 4) -> Anchor3RNetwork:
+    torch.manual_seed(0)
+    changes: dict[str, object] = {"window": window}
+    if preset == "tiny":
+        changes["matching"] = MatchingConfig(channels=(8, 12, 16), coarse_dim=16, fine_dim=8, hidden=16)
+    return Anchor3RNetwork(shrunk(PRESETS[preset], **changes)).eval()
+
+
+def predictor(preset: str = "tiny", window: int = 4, adjust: bool = True) -> NetworkPredictor:
+    config = NetworkPredictorConfig(area=48 * 64, long_side=56, adjust=adjust)
+    return NetworkPredictor(make_network(preset, window), name="test", config=config, device="cpu")
+
+
+def frames(count: int, *, known: bool = True, seed: int = 0) -> list[Frame]:
+    rng = np.random.default_rng(seed)
+    return [
+        Frame(
+            index=3 * k,
+            timestamp_s=0.1 * k,
+            image=rng.integers(0, 256, (48, 64, 3), dtype=np.uint8),
+            intrinsics=CAMERA if known else None,
+        )
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_windows_name_the_right_frames(preset: str) -> None:
+    measured = [predictor_step for p in [predictor(preset)] for predictor_step in map(p.step, frames(7))]
+    for k, prediction in enumerate(measured):
+        assert prediction.anchor == 3 * k
+        assert prediction.members.tolist() == [3 * j for j in range(max(0, k - 3), k)]
+        assert np.allclose(np.linalg.det(prediction.member_from_anchor_rotation), 1)
+        assert np.isfinite(prediction.member_from_anchor_translation).all()
+        assert prediction.points_in_anchor is not None
+        assert prediction.points_in_anchor.shape[:2] == prediction.points_confidence.shape
+
+
+@pytest.mark.parametrize("preset", ["tiny", "small"])
+def test_a_restored_predictor_goes_on_bit_for_bit(preset: str) -> None:
+    stream = frames(8)
+    first = predictor(preset)
+    for frame in stream[:5]:
+        first.step(frame)
+    state = {name: np.array(value) for name, value in first.snapshot().items()}
+    second = predictor(preset)
+    second.restore(state)
+    for frame in stream[5:]:
+        a, b = first.step(frame), second.step(frame)
+        assert np.array_equal(a.member_from_anchor_translation, b.member_from_anchor_translation)
+        assert np.array_equal(a.points_in_anchor, b.points_in_anchor)
+        assert a.log_scale_ratio == b.log_scale_ratio
+
+
+def test_relate_leaves_the_stream_alone() -> None:
+    stream, elsewhere = frames(6), frames(3, seed=9)
+    first, second = predictor(), predictor()
+    for frame in stream[:5]:
+        first.step(frame)
+        second.step(frame)
+    related = first.relate(elsewhere[:2], elsewhere[2])
+    assert related.members.tolist() == [0, 3]
+    a, b = first.step(stream[5]), second.step(stream[5])
+    assert np.array_equal(a.member_from_anchor_translation, b.member_from_anchor_translation)
+    with pytest.raises(ValueError, match="1 to 3 members, not 4"):
+        first.relate(stream[:4], stream[4])
+
+
+def test_unknown_intrinsics_are_estimated_and_reported() -> None:
+    measured = [step for p in [predictor()] for step in map(p.step, frames(3, known=False))]
+    assert measured[-1].intrinsics is not None
+    assert (measured[-1].intrinsics.width, measured[-1].intrinsics.height) == (64, 48)
+    known = [step for p in [predictor()] for step in map(p.step, frames(3))]
+    assert known[-1].intrinsics == CAMERA
+
+
+def test_covariances_are_proper() -> None:
+    measured = [step for p in [predictor()] for step in map(p.step, frames(4))]
+    covariance = measured[-1].covariance
+    assert covariance is not None
+    assert covariance.shape == (3, 6, 6)
+    assert (np.linalg.eigvalsh(covariance) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("frame_size", "aspect"),
+    [((480, 640), 4 / 3), ((376, 1241), 3.3), ((720, 1280), 16 / 9), ((640, 480), 0.75)],
+)
+def test_sizes_follow_the_aspect_ratio(frame_size: tuple[int, int], aspect: float) -> None:
+    height, width = network_size(*frame_size, PRESETS["tiny"], NetworkPredictorConfig())
+    assert height % 16 == 0
+    assert width % 16 == 0
+    assert abs(np.log(width / height / aspect)) < 0.12
+    assert 9_000 < height * width < 17_000
+
+
+def test_checkpoints_load_or_say_why_not(tmp_path: Path) -> None:
+    network = make_network()
+    path = tmp_path / "mine.safetensors"
+    save_checkpoint(path, network.state_dict(), config=network.config.to_json())
+    loaded = NetworkPredictor.load(path)
+    assert loaded.window == 4
+    assert loaded.name == "network:mine"
+    with pytest.raises(Anchor3RError, match="windows of 4 frames, not 9"):
+        NetworkPredictor.load(path, window=9)
+    small = make_network("small")
+    other = tmp_path / "small.safetensors"
+    save_checkpoint(other, small.state_dict(), config=small.config.to_json())
+    assert NetworkPredictor.load(other, window=7).window == 7
+    del (state := network.state_dict())["query_tokens"]
+    save_checkpoint(path, state, config=network.config.to_json())
+    with pytest.raises(Anchor3RError, match="query_tokens"):
+        NetworkPredictor.load(path)
+
+
+def test_scale_ratio_of_a_rescaled_world() -> None:
+    """Point maps of one static scene in two units: the ratio comes out, with its sign."""
+    from anchor3r.predictors.reading import Reading
+
+    rng = np.random.default_rng(0)
+    depth = rng.uniform(3, 6, (12, 16))
+    camera = CAMERA.resized(16, 12)
+    points = camera.unproject_map(depth).astype(np.float32)
+    still = SE3.identity(1)
+    reading = Reading(
+        np.array([1]), still.rotation, still.translation, None, points, np.ones((12, 16), np.float32)
+    )
+    ratio, sigma = reading.scale_against(2 * points, CAMERA)
+    # The same depth reads 2 before and 1 now: this window's unit is twice as long.
+    assert ratio == pytest.approx(np.log(2), abs=1e-6)
+    assert sigma is not None
+    assert reading.scale_against(None, CAMERA) == (0.0, None)
