@@ -1,0 +1,72 @@
+"""Calibration files of data sets: the numbers in them, and images without lens distortion."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.evaluation.benchmarks.benchmark import Rectify
+from anchor3r.geometry import SE3, Pinhole
+from anchor3r.sources.tables import rigid_motions
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_KEY = re.compile(r"^( *)([A-Za-z_]\w*) *:(.*)$")
+
+
+def yaml_numbers(path: Path, *keys: str, count: int) -> NDArray[np.float64]:
+    """The numbers (count,) under nested keys of a YAML file, however its lists are broken into lines."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise Anchor3RError(f"cannot read {path} ({error.strerror}); check that it is there") from error
+    for key in keys:
+        lines = _value_of(lines, key)
+    numbers = [float(text) for line in lines for text in _NUMBER.findall(line.split("#")[0])]
+    if len(numbers) != count:
+        where = " / ".join(keys)
+        raise Anchor3RError(
+            f"{path} should have {count} numbers under {where}, has {len(numbers)}; get it again"
+        )
+    return np.array(numbers)
+
+
+def _value_of(lines: list[str], key: str) -> list[str]:
+    """What stands behind a key and below it, up to the next key that is not deeper."""
+    value: list[str] = []
+    depth = -1
+    for line in lines:
+        found = _KEY.match(line)
+        if depth >= 0 and found and len(found[1]) <= depth:
+            break
+        if depth >= 0:
+            value.append(line)
+        elif found and found[2] == key:
+            depth = len(found[1])
+            value.append(found[3])
+    return value
+
+
+def yaml_motion(path: Path, *keys: str) -> SE3:
+    """The rigid motion of a 4×4 matrix in a YAML file."""
+    return rigid_motions(yaml_numbers(path, *keys, count=16).reshape(1, 4, 4)[:, :3], path)[0]
+
+
+def rectification(camera: Pinhole, distortion: NDArray[np.float64], *, fisheye: bool) -> Rectify:
+    """Turns images of a distorted camera into those of the ideal `camera`.
+
+    distortion: k1, k2, p1, p2 of a lens, or k1 … k4 of an equidistant fisheye.
+    """
+    import cv2
+
+    matrix, size = camera.matrix(), (camera.width, camera.height)
+    undistort = cv2.fisheye.initUndistortRectifyMap if fisheye else cv2.initUndistortRectifyMap
+    rows_columns = undistort(matrix, distortion, np.eye(3), matrix, size, cv2.CV_16SC2)
+
+    def rectify(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return np.asarray(cv2.remap(image, *rows_columns, cv2.INTER_LINEAR), np.uint8)
+
+    return rectify

@@ -1,0 +1,81 @@
+"""Waymo Open, exported to images the way DUSt3R and its followers do.
+
+ROOT/segment-…/00000_1.jpg with 00000_1.npz (intrinsics, cam2world) beside it; camera 1 is the front one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.evaluation.benchmarks.benchmark import Benchmark, PosedImages, ScoringProtocol, images_in
+from anchor3r.geometry import Pinhole
+from anchor3r.sources import Source
+from anchor3r.sources.images import read_image
+from anchor3r.sources.tables import rigid_motions
+
+RATE_HZ = 10.0
+
+
+class Waymo(Benchmark):
+    """Nine segments, named by how their number begins."""
+
+    protocol = ScoringProtocol(
+        benchmark="waymo",
+        camera="1 (front)",
+        frames="all",
+        ground_truth="cam2world of the exported .npz",
+        sequences=(
+            "163453191",
+            "183829460",
+            "315615587",
+            "346181117",
+            "371159869",
+            "405841035",
+            "460417311",
+            "520018670",
+            "610454533",
+        ),
+    )
+
+    def open(self, root: Path, name: str, wanted: slice) -> Source:
+        folders = sorted(path for path in root.glob(f"*{name}*") if path.is_dir())
+        if len(folders) != 1:
+            found = ", ".join(path.name for path in folders) or "none"
+            raise Anchor3RError(f"one segment folder with {name} is wanted in {root}, found: {found}")
+        images = images_in(folders[0], "*_1.*")
+        height, width = read_image(images[0]).shape[:2]
+        cameras, poses = [], []
+        for image in images:
+            path = Path(image).with_suffix(".npz")
+            intrinsics, cam2world = _camera(path)
+            fx, fy, cx, cy = (float(intrinsics[at]) for at in ((0, 0), (1, 1), (0, 2), (1, 2)))
+            cameras.append(Pinhole(fx, fy, cx, cy, width, height))
+            poses.append(rigid_motions(cam2world[None, :3], path)[0].inverse())
+        return PosedImages(
+            f"waymo:{folders[0]}",
+            wanted,
+            images,
+            timestamps_s=np.arange(len(images)) / RATE_HZ,
+            camera_from_world=poses,
+            cameras=cameras,
+        )
+
+
+def _camera(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Intrinsics (3, 3) and cam2world (4, 4) of one exported frame."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            intrinsics, cam2world = (archive[key].astype(np.float64) for key in ("intrinsics", "cam2world"))
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise Anchor3RError(f"{path} is no exported camera ({error}); export the segment again") from error
+    if intrinsics.shape != (3, 3) or cam2world.shape != (4, 4):
+        shapes = f"{intrinsics.shape} and {cam2world.shape}"
+        raise Anchor3RError(
+            f"{path}: intrinsics and cam2world are 3×3 and 4×4, not {shapes}; export it again"
+        )
+    return intrinsics, cam2world

@@ -1,0 +1,97 @@
+"""Pictures of an evaluation: where the error lies, how it grows, what it cost. No window is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from anchor3r.evaluation.metrics import TrajectoryErrors, distance_along_m
+
+DPI = 150
+_TRUTH = {"color": "0.25", "linewidth": 1.0, "linestyle": "--", "label": "ground truth", "zorder": 3}
+
+
+def trajectory_figure(variants: Mapping[str, TrajectoryErrors], path: Path, title: str) -> None:
+    """Top-down view of each variant, coloured by its distance from the ground truth on one scale."""
+    figure = Figure(figsize=(5.0 * len(variants), 4.6), layout="constrained")
+    axes = figure.subplots(1, len(variants), squeeze=False)[0]
+    first = next(iter(variants.values()))
+    horizontal = _ground_axes(first.world_from_true.translation)
+    largest = max(float(errors.absolute_m.max()) for errors in variants.values())
+    for ax, (name, errors) in zip(axes, variants.items(), strict=True):
+        line = _coloured_path(errors, horizontal, largest)
+        ax.add_collection(line)
+        ax.plot(*errors.world_from_true.translation[:, horizontal].T, **_TRUTH)
+        rmse = float(np.sqrt(np.mean(errors.absolute_m**2)))
+        ax.set(aspect="equal", title=f"{title}, {name}: ATE {rmse:.3g} m")
+        ax.set(xlabel=f"{'xyz'[horizontal[0]]} (m)", ylabel=f"{'xyz'[horizontal[1]]} (m)")
+        ax.autoscale_view()
+        ax.legend(loc="best", frameon=False)
+    figure.colorbar(line, ax=list(axes), label="error (m)")
+    _save(figure, path)
+
+
+def _ground_axes(centres: NDArray[np.floating]) -> list[int]:
+    """The two axes of the world seen from above: all but the one along which the path reaches least."""
+    up = int(np.argmin(np.ptp(centres, axis=0)))
+    return [axis for axis in range(3) if axis != up]
+
+
+def _coloured_path(errors: TrajectoryErrors, horizontal: Sequence[int], largest: float) -> LineCollection:
+    points = errors.world_from_estimated.translation[:, list(horizontal)]
+    segments = np.stack([points[:-1], points[1:]], axis=1)
+    line = LineCollection(list(segments), cmap="viridis", linewidth=2.0)
+    line.set_array(errors.absolute_m[1:])
+    line.set_clim(0, largest or 1.0)
+    return line
+
+
+def error_over_distance_figure(variants: Mapping[str, TrajectoryErrors], path: Path, title: str) -> None:
+    """Distance from the ground truth along the way."""
+    figure = Figure(figsize=(7.0, 3.2), layout="constrained")
+    ax = figure.subplots()
+    for name, errors in variants.items():
+        ax.plot(distance_along_m(errors.world_from_true), errors.absolute_m, label=name, linewidth=1.2)
+    ax.set(xlabel="distance travelled (m)", ylabel="error (m)", title=title)
+    _finish(ax)
+    _save(figure, path)
+
+
+def runtime_figure(
+    seconds: NDArray[np.floating], memory_bytes: NDArray[np.floating], path: Path, title: str
+) -> None:
+    """Time per frame, total time and resident memory over the frames of a stream; (n,) each."""
+    figure = Figure(figsize=(9.0, 3.0), layout="constrained")
+    time_ax, total_ax, memory_ax = figure.subplots(1, 3)
+    frames = np.arange(1, len(seconds) + 1)
+    time_ax.plot(frames, 1e3 * seconds, linewidth=0.5, color="0.7")
+    window = max(1, len(seconds) // 50)
+    smooth = np.convolve(seconds, np.ones(window) / window, mode="valid")
+    time_ax.plot(frames[window - 1 :], 1e3 * smooth, label=f"mean of {window}")
+    time_ax.set(xlabel="frame", ylabel="time per frame (ms)", ylim=(0, 3e3 * float(np.median(seconds))))
+    total_ax.plot(frames, np.cumsum(seconds))
+    total_ax.set(xlabel="frame", ylabel="time (s)", title=title)
+    memory_ax.plot(frames, memory_bytes / 2**20)
+    memory_ax.set(xlabel="frame", ylabel="memory (MiB)")
+    memory_ax.set_ylim(bottom=0)
+    for ax in (time_ax, total_ax, memory_ax):
+        _finish(ax)
+    _save(figure, path)
+
+
+def _finish(ax: Axes) -> None:
+    ax.grid(visible=True, linewidth=0.3)
+    ax.spines[["top", "right"]].set_visible(False)
+    if ax.get_legend_handles_labels()[0]:
+        ax.legend(frameon=False)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)

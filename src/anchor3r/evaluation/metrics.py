@@ -1,0 +1,318 @@
+"""Errors of trajectories, point clouds and depth against ground truth: numpy in, numbers out, no files.
+
+Trajectories are `world_from_estimated` and `world_from_true`: camera poses (n,) of the same frames, whose two
+worlds differ until the estimate is moved into the true one. Lengths are in the unit of the ground truth
+(metres), angles in degrees. ATE and the errors between consecutive frames equal those of the evo package,
+segment errors those of the KITTI development kit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anchor3r.geometry import SE3, Array, Sim3, nearest_rotation, rotation_angle, umeyama
+
+SEGMENT_LENGTHS_M = (100, 200, 300, 400, 500, 600, 700, 800)
+SEGMENT_STEP = 10
+MIN_STEP_M = 1e-6
+"""Below this true displacement the direction of a motion means nothing."""
+MIN_STREAM = 100
+"""Frames below which tenths of a stream are too short to compare."""
+
+
+class Alignment(StrEnum):
+    """What may be moved away before a trajectory is compared."""
+
+    SIM3 = "sim3"
+    """Rotation, translation and scale: monocular."""
+    SE3 = "se3"
+    """Rotation and translation: metric systems."""
+    NONE = "none"
+    """Nothing: both are in one world already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """A set of errors in four numbers; NaN where there are none."""
+
+    rmse: float
+    mean: float
+    median: float
+    max: float
+
+    @staticmethod
+    def of(errors: ArrayLike) -> Statistics:
+        e = np.asarray(errors, np.float64)
+        if not len(e):
+            return Statistics(rmse=np.nan, mean=np.nan, median=np.nan, max=np.nan)
+        rmse = float(np.sqrt(np.mean(e * e)))
+        return Statistics(rmse=rmse, mean=float(e.mean()), median=float(np.median(e)), max=float(e.max()))
+
+
+def true_from_estimated_world(world_from_estimated: SE3, world_from_true: SE3, alignment: Alignment) -> Sim3:
+    """The least-squares motion of camera centres that `alignment` allows."""
+    if alignment is Alignment.NONE:
+        return Sim3.identity()
+    return umeyama(
+        world_from_estimated.translation,
+        world_from_true.translation,
+        with_scale=alignment is Alignment.SIM3,
+    )
+
+
+def moved(new_from_old_world: Sim3, world_from_camera: SE3) -> SE3:
+    """Camera poses (n,) once their world is moved by a similarity."""
+    centres = new_from_old_world.apply(world_from_camera.translation)
+    return SE3(new_from_old_world.rotation @ world_from_camera.rotation, centres)
+
+
+def absolute_errors_m(world_from_estimated: SE3, world_from_true: SE3) -> Array:
+    """(n,) distances between camera centres."""
+    return np.linalg.norm(world_from_estimated.translation - world_from_true.translation, axis=-1)
+
+
+def relative_errors(
+    world_from_estimated: SE3, world_from_true: SE3, first: NDArray, last: NDArray
+) -> tuple[Array, Array]:
+    """Rotation (m,) in degrees and translation (m,) of the motion errors from frames `first` to `last`."""
+    true = world_from_true[first].inverse() @ world_from_true[last]
+    estimated = world_from_estimated[first].inverse() @ world_from_estimated[last]
+    error = true.inverse() @ estimated
+    # Files carry as few as 7 digits: their products are rotations only to that precision.
+    rotation = nearest_rotation(error.rotation)
+    return np.degrees(rotation_angle(rotation)), np.linalg.norm(error.translation, axis=-1)
+
+
+def consecutive_errors(world_from_estimated: SE3, world_from_true: SE3) -> tuple[Array, Array]:
+    """RRE in degrees and RTE in metres, (n - 1,) each, between neighbouring frames."""
+    index = np.arange(len(world_from_true))
+    return relative_errors(world_from_estimated, world_from_true, index[:-1], index[1:])
+
+
+def distance_along_m(world_from_camera: SE3) -> Array:
+    """(n,) length of the path up to each frame."""
+    steps = np.linalg.norm(np.diff(world_from_camera.translation, axis=0), axis=-1)
+    return np.concatenate([[0.0], np.cumsum(steps)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmentErrors:
+    """RPE by length: errors of motions over segments of a given length of the true path."""
+
+    length_m: NDArray[np.float64]
+    """(m,) nominal length of each segment"""
+    translation_percent: NDArray[np.float64]
+    """(m,) of the length"""
+    rotation_deg_per_m: NDArray[np.float64]
+    """(m,)"""
+
+
+def segment_errors(
+    world_from_estimated: SE3,
+    world_from_true: SE3,
+    lengths_m: ArrayLike = SEGMENT_LENGTHS_M,
+    step: int = SEGMENT_STEP,
+) -> SegmentErrors:
+    """As KITTI's devkit: one starts every `step` frames and ends at the first frame beyond its length."""
+    distance = distance_along_m(world_from_true)
+    start, length = np.meshgrid(
+        np.arange(0, len(distance), step), np.asarray(lengths_m, float), indexing="ij"
+    )
+    first, length = start.ravel(), length.ravel()
+    last = np.searchsorted(distance, distance[first] + length, side="right")
+    fits = last < len(distance)
+    first, last, length = first[fits], last[fits], length[fits]
+    rotation_deg, translation_m = relative_errors(world_from_estimated, world_from_true, first, last)
+    return SegmentErrors(
+        length_m=length,
+        translation_percent=100 * translation_m / length,
+        rotation_deg_per_m=rotation_deg / length,
+    )
+
+
+def drift_percent(world_from_estimated: SE3, world_from_true: SE3) -> float:
+    """The error of the motion from the first to the last frame, in % of the path between them."""
+    path_m = distance_along_m(world_from_true)[-1]
+    if not path_m:
+        return float("nan")
+    ends = np.array([0]), np.array([len(world_from_true) - 1])
+    _, error_m = relative_errors(world_from_estimated, world_from_true, *ends)
+    return float(100 * error_m[0] / path_m)
+
+
+def neighbour_errors(member_from_anchor: SE3, true_member_from_anchor: SE3) -> tuple[Array, Array]:
+    """Of m measured motions: rotation errors (m,) and translation-direction errors (k ≤ m,) in degrees.
+
+    A motion that truly stands still has no direction and drops out of the second; a measured standstill of a
+    moving camera counts as 90°, the mean of a blind guess.
+    """
+    difference = np.swapaxes(true_member_from_anchor.rotation, -1, -2) @ member_from_anchor.rotation
+    true_step = np.linalg.norm(true_member_from_anchor.translation, axis=-1)
+    moves = true_step > MIN_STEP_M
+    a, b = member_from_anchor.translation[moves], true_member_from_anchor.translation[moves]
+    # atan2 keeps its accuracy at small angles, where arccos loses half the digits.
+    angle = np.arctan2(np.linalg.norm(np.cross(a, b), axis=-1), np.sum(a * b, -1))
+    stands = ~a.any(-1)
+    return np.degrees(rotation_angle(difference)), np.where(stands, 90.0, np.degrees(angle))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryErrors:
+    """All errors of one trajectory after one alignment."""
+
+    alignment: Alignment
+    true_from_estimated: Sim3
+    """What was moved away."""
+    world_from_estimated: SE3
+    """(n,) aligned poses, in the world of the ground truth."""
+    world_from_true: SE3
+    """(n,)"""
+    absolute_m: NDArray[np.floating]
+    """(n,)"""
+    rotation_deg: NDArray[np.floating]
+    """(n - 1,) RRE"""
+    translation_m: NDArray[np.floating]
+    """(n - 1,) RTE"""
+    segments: SegmentErrors
+
+    def metrics(self) -> dict[str, float]:
+        """Every number of the tables by name; NaN where the path is too short for it."""
+        path_m = float(distance_along_m(self.world_from_true)[-1])
+        ate = Statistics.of(self.absolute_m)
+        named = {"ate": (ate, "m"), "rre": (Statistics.of(self.rotation_deg), "deg")}
+        named["rte"] = Statistics.of(self.translation_m), "m"
+        out = {"num_poses": len(self.absolute_m), "path_m": path_m}
+        for name, (statistics, unit) in named.items():
+            for key, value in vars(statistics).items():
+                out[f"{name}_{key}_{unit}"] = value
+        return out | {
+            "ate_percent": 100 * ate.rmse / path_m if path_m else float("nan"),
+            "ate_vbr_legacy": float(np.sqrt(ate.mean)),
+            "segment_translation_percent": Statistics.of(self.segments.translation_percent).mean,
+            "segment_rotation_deg_per_m": Statistics.of(self.segments.rotation_deg_per_m).mean,
+            "drift_percent": drift_percent(self.world_from_estimated, self.world_from_true),
+            "scale": float(self.true_from_estimated.scale),
+        }
+
+
+def trajectory_errors(
+    world_from_estimated: SE3, world_from_true: SE3, alignment: Alignment = Alignment.SIM3
+) -> TrajectoryErrors:
+    """Aligns and compares poses (n,) of the same frames, n >= 2."""
+    if len(world_from_estimated) != len(world_from_true) or len(world_from_true) < 2:
+        counts = f"{len(world_from_estimated)} and {len(world_from_true)}"
+        raise ValueError(f"trajectories of equal length ≥ 2 are compared, not of {counts} poses")
+    motion = true_from_estimated_world(world_from_estimated, world_from_true, alignment)
+    aligned = moved(motion, world_from_estimated)
+    rotation_deg, translation_m = consecutive_errors(aligned, world_from_true)
+    return TrajectoryErrors(
+        alignment=alignment,
+        true_from_estimated=motion,
+        world_from_estimated=aligned,
+        world_from_true=world_from_true,
+        absolute_m=absolute_errors_m(aligned, world_from_true),
+        rotation_deg=rotation_deg,
+        translation_m=translation_m,
+        segments=segment_errors(aligned, world_from_true),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steadiness:
+    """Whether a stream gets worse with time: its last tenth against its first, each aligned on its own."""
+
+    first_error_per_m: float
+    """Σ RTE / path of the first tenth"""
+    last_error_per_m: float
+    scale_change: float
+    """Scale of the last tenth over that of the first: 1 if the unit did not drift."""
+
+    @property
+    def growth(self) -> float:
+        """Error of the last tenth over that of the first."""
+        return self.last_error_per_m / self.first_error_per_m if self.first_error_per_m else float("nan")
+
+
+def steadiness(world_from_estimated: SE3, world_from_true: SE3) -> Steadiness:
+    """Compares the tenths of trajectories of n >= MIN_STREAM frames."""
+    if len(world_from_true) < MIN_STREAM:
+        raise ValueError(f"{len(world_from_true)} frames are too few, {MIN_STREAM} are needed")
+    tenth = len(world_from_true) // 10
+    errors = [
+        trajectory_errors(world_from_estimated[part], world_from_true[part])
+        for part in (slice(None, tenth), slice(-tenth, None))
+    ]
+    paths_m = [distance_along_m(e.world_from_true)[-1] or np.nan for e in errors]
+    per_m = [float(e.translation_m.sum() / path_m) for e, path_m in zip(errors, paths_m, strict=True)]
+    # true_from_estimated.scale is metres per estimated unit; the estimate's own scale is its inverse.
+    scales = [float(e.true_from_estimated.scale) for e in errors]
+    change = scales[0] / scales[1] if scales[1] else float("nan")
+    return Steadiness(first_error_per_m=per_m[0], last_error_per_m=per_m[1], scale_change=change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudErrors:
+    """A reconstructed cloud against the true one, both in metres in one world."""
+
+    accuracy_m: float
+    """Mean distance from an estimated point to the nearest true one"""
+    completeness_m: float
+    """Mean distance from a true point to the nearest estimated one"""
+    precision: float
+    """Share of estimated points within the threshold"""
+    recall: float
+    """Share of true points within the threshold"""
+
+    def metrics(self, threshold_m: float) -> dict[str, float]:
+        """CD = accuracy + completeness and F1@threshold, with their parts."""
+        both = self.precision + self.recall
+        return vars(self) | {
+            "cd_m": self.accuracy_m + self.completeness_m,
+            f"f1_at_{threshold_m:g}": 2 * self.precision * self.recall / both if both else 0.0,
+        }
+
+
+def cloud_errors(
+    estimated_points: Array,
+    true_points: Array,
+    *,
+    threshold_m: float,
+    num_points: int,
+    rng: np.random.Generator,
+) -> CloudErrors:
+    """Compares at most `num_points` random points a side; clouds are (n, 3), n >= 1, without NaN."""
+    from scipy.spatial import KDTree
+
+    def sample(points: Array) -> Array:
+        return (
+            points
+            if len(points) <= num_points
+            else points[rng.choice(len(points), num_points, replace=False)]
+        )
+
+    estimated, true = sample(estimated_points), sample(true_points)
+    to_true, _ = KDTree(true).query(estimated)
+    to_estimated, _ = KDTree(estimated).query(true)
+    return CloudErrors(
+        accuracy_m=float(to_true.mean()),
+        completeness_m=float(to_estimated.mean()),
+        precision=float(np.mean(to_true < threshold_m)),
+        recall=float(np.mean(to_estimated < threshold_m)),
+    )
+
+
+def depth_abs_rel(depth: Array, true_depth_m: Array) -> tuple[float, float]:
+    """AbsRel of a sequence after one scale, its median ratio, has brought it to metres; and that scale.
+
+    depth, true_depth_m: (n,) of all frames together; only entries where both are positive and finite count.
+    """
+    valid = np.isfinite(depth) & np.isfinite(true_depth_m) & (depth > 0) & (true_depth_m > 0)
+    if not valid.any():
+        return float("nan"), float("nan")
+    estimated, true = depth[valid].astype(np.float64), true_depth_m[valid].astype(np.float64)
+    scale = float(np.median(true / estimated))
+    return float(np.mean(np.abs(scale * estimated - true) / true)), scale

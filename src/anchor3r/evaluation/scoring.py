@@ -1,0 +1,164 @@
+"""A finished map against the ground truth that its source knew: poses, neighbours, cloud and depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.evaluation import metrics
+from anchor3r.evaluation.association import MIN_POSES, largest_component
+from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol
+from anchor3r.evaluation.metrics import Alignment, Statistics, TrajectoryErrors
+from anchor3r.geometry import SE3, Array, Sim3
+from anchor3r.graph.motion_graph import EdgeKind, MotionGraph
+from anchor3r.sources import Source
+from anchor3r.store import Map
+from anchor3r.trajectory import Trajectory
+
+MAX_CLOUD_FRAMES = 1000
+"""A cloud's random points are drawn from at most this many frames, evenly spaced."""
+MAX_DEPTH_FRAMES = 200
+MAX_DEPTH_VALUES = 4096
+"""Pixels compared of one frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredTrajectory:
+    """Errors of the frames that have both an estimated and a true pose."""
+
+    frames: NDArray[np.int64]
+    """(n,) indices in the source"""
+    errors: TrajectoryErrors
+    coverage: float
+    """Their share of all frames with a true pose."""
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the errors, and how steady they are over the stream."""
+        named = self.errors.metrics() | {"coverage": self.coverage}
+        if len(self.frames) < metrics.MIN_STREAM:
+            return named
+        steady = metrics.steadiness(self.errors.world_from_estimated, self.errors.world_from_true)
+        return named | vars(steady) | {"error_growth": steady.growth}
+
+
+def scored_trajectory(
+    estimate: Trajectory, truth: Trajectory, alignment: Alignment
+) -> ScoredTrajectory | None:
+    """Compares by frame index; None if too few frames have both poses for an alignment.
+
+    Of an estimate in several components only the largest counts: nothing relates it to the others.
+    """
+    estimate = largest_component(estimate)
+    frames, of_estimate, of_truth = np.intersect1d(estimate.frames, truth.frames, return_indices=True)
+    if len(frames) < MIN_POSES:
+        return None
+    errors = metrics.trajectory_errors(
+        estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth], alignment
+    )
+    return ScoredTrajectory(frames=frames, errors=errors, coverage=len(frames) / len(truth))
+
+
+def neighbour_metrics(graph: MotionGraph, truth: Trajectory) -> dict[str, float]:
+    """How good the predictor's own measurements between neighbouring frames are, before any averaging."""
+    edges = graph.edges
+    of_member = np.searchsorted(truth.frames, edges.frame_i)
+    of_anchor = np.searchsorted(truth.frames, edges.frame_t)
+    last = len(truth) - 1
+    of_member, of_anchor = np.minimum(of_member, last), np.minimum(of_anchor, last)
+    usable = (edges.kind == EdgeKind.WINDOW) & (edges.frame_t == edges.frame_i + 1)
+    usable &= (truth.frames[of_member] == edges.frame_i) & (truth.frames[of_anchor] == edges.frame_t)
+    camera_from_world = truth.camera_from_world
+    true_motion = camera_from_world[of_member[usable]] @ camera_from_world[of_anchor[usable]].inverse()
+    measured = SE3(edges.rotation[usable], edges.translation[usable])
+    rotation_deg, direction_deg = (Statistics.of(e) for e in metrics.neighbour_errors(measured, true_motion))
+    return {
+        "neighbour_rotation_median_deg": rotation_deg.median,
+        "neighbour_rotation_mean_deg": rotation_deg.mean,
+        "neighbour_direction_median_deg": direction_deg.median,
+        "neighbour_direction_mean_deg": direction_deg.mean,
+    }
+
+
+def cloud_metrics(
+    stored: Map, variant: str, source: Source, scored: ScoredTrajectory, protocol: CloudProtocol
+) -> dict[str, float]:
+    """CD and F1 of the map's points, moved as the trajectory was, against the source's depth images."""
+    rng = np.random.default_rng(protocol.seed)
+    frames = _evenly(scored.frames, MAX_CLOUD_FRAMES)
+    per_frame = -(-protocol.num_points // len(frames))
+    estimated = _map_points(stored, variant, frames, scored.errors.true_from_estimated, per_frame, rng)
+    true = _true_points(source, frames, per_frame, rng)
+    if not len(estimated) or not len(true):
+        return {}
+    errors = metrics.cloud_errors(
+        estimated, true, threshold_m=protocol.f1_threshold_m, num_points=protocol.num_points, rng=rng
+    )
+    return errors.metrics(protocol.f1_threshold_m)
+
+
+def _map_points(
+    stored: Map,
+    variant: str,
+    frames: NDArray[np.int64],
+    true_from_estimated: Sim3,
+    per_frame: int,
+    rng: np.random.Generator,
+) -> Array:
+    """(n, 3) random points of the map in the true world."""
+    chosen = [
+        pose.to_world(_some_finite(point_map.points_in_camera, per_frame, rng))
+        for pose, point_map in stored.iter_points(variant, frames.tolist())
+    ]
+    points = np.concatenate(chosen) if chosen else np.empty((0, 3))
+    return true_from_estimated.apply(points.astype(np.float64))
+
+
+def _true_points(
+    source: Source, frames: NDArray[np.int64], per_frame: int, rng: np.random.Generator
+) -> Array:
+    """(n, 3) random points of the depth images in the true world."""
+    chosen: list[NDArray] = [np.empty((0, 3))]
+    for index in frames.tolist():
+        frame = source.read(index)
+        if frame.depth_m is None or frame.intrinsics is None or frame.camera_from_world is None:
+            continue
+        depth = np.where(frame.depth_m > 0, frame.depth_m, np.nan)
+        points = _some_finite(frame.intrinsics.unproject_map(depth), per_frame, rng)
+        chosen.append(frame.camera_from_world.inverse().apply(points.astype(np.float64)))
+    return np.concatenate(chosen)
+
+
+def _some_finite(points: NDArray, count: int, rng: np.random.Generator) -> NDArray:
+    """(h, w, 3) with NaN -> (at most count, 3) without."""
+    flat = points.reshape(-1, 3)
+    finite = flat[np.isfinite(flat).all(-1)]
+    return finite if len(finite) <= count else finite[rng.choice(len(finite), count, replace=False)]
+
+
+def depth_metrics(stored: Map, source: Source, frames: NDArray[np.int64]) -> dict[str, float]:
+    """AbsRel of the point maps' depth against the source's, after one scale for the whole sequence."""
+    estimated: list[NDArray] = [np.empty(0)]
+    true: list[NDArray] = [np.empty(0)]
+    rng = np.random.default_rng(0)
+    for pose, point_map in stored.iter_points(frames=_evenly(frames, MAX_DEPTH_FRAMES).tolist()):
+        true_depth_m = source.read(pose.frame).depth_m
+        if true_depth_m is None:
+            continue
+        depth = point_map.points_in_camera[..., 2] * np.exp(pose.log_scale)
+        rows, columns = (_cell_centres(*sizes) for sizes in zip(depth.shape, true_depth_m.shape, strict=True))
+        pixels = rng.permutation(depth.size)[:MAX_DEPTH_VALUES]
+        estimated.append(depth.ravel()[pixels])
+        true.append(true_depth_m[np.ix_(rows, columns)].ravel()[pixels])
+    error, _ = metrics.depth_abs_rel(np.concatenate(estimated), np.concatenate(true))
+    return {} if np.isnan(error) else {"depth_abs_rel": error}
+
+
+def _cell_centres(num_cells: int, num_pixels: int) -> NDArray[np.intp]:
+    """The pixel (num_cells,) in the middle of each cell of a grid that spans the image."""
+    return ((np.arange(num_cells) + 0.5) * num_pixels / num_cells).astype(np.intp)
+
+
+def _evenly(frames: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    return frames[np.unique(np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int))]
