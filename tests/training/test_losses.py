@@ -237,8 +237,8 @@ def test_perfect_matches_have_the_lowest_loss() -> None:
     def loss_of(pixel: torch.Tensor, best: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = 10 * torch.nn.functional.one_hot(best, cells).float()
         matches = Matches(
-            pixel, torch.full((1, cells), -2.0), 6.0 * (2 * truth.visible.float() - 1), logits,
-            logits.logsumexp(-1), pixel,
+            pixel, torch.full((1, cells), -2.0), 6.0 * (2 * truth.visible.float() - 1),
+            (logits, logits.logsumexp(-1)), pixel,
         )  # fmt: skip
         return match_loss(matches, pairs, clips)
 

@@ -35,10 +35,9 @@ class Matches:
     """(B, P) logarithm of the expected error, in pixels"""
     visible: Tensor
     """(B, P) logit of the cell being visible in the other image at all"""
-    coarse_logits: Tensor
-    """(B, P, P) similarity of every cell with every cell of the other image"""
-    coarse_log_sum: Tensor
-    """(B, P) logarithm of the sum of their exponentials"""
+    coarse: tuple[Tensor, Tensor] | None
+    """Where gradients are wanted: similarities (B, P, P) of all cells with all of the other image, and the
+    logarithm (B, P) of the sum of their exponentials"""
     fine_center: Tensor
     """(B, P, 2) pixel around which the refinement looked"""
 
@@ -119,16 +118,26 @@ class Matcher(nn.Module):
         """Descriptors of B current and B other images, as `ConvStem` gives them."""
         height, width = (side * FINE_STRIDE // COARSE_STRIDE for side in current[1].shape[1:3])
         # The temperature goes onto the small side: the product has P² entries.
-        logits = torch.bmm(current[0] * self.log_temperature.exp(), other[0].transpose(1, 2))
-        log_sum = logits.logsumexp(-1)
-        with torch.no_grad():
-            coarse, confidence = _local_mean(logits, log_sum, height, width)
+        scaled = current[0] * self.log_temperature.exp()
+        if torch.is_grad_enabled():
+            logits = torch.bmm(scaled, other[0].transpose(1, 2))
+            kept = (logits, logits.logsumexp(-1))
+            with torch.no_grad():
+                coarse, confidence = _local_mean(*kept, height, width)
+        else:
+            # One pair at a time, so that its similarities stay in the processor's cache.
+            kept = None
+            found = []
+            for one, another in zip(scaled, other[0], strict=True):
+                logits = (one @ another.T)[None]
+                found.append(_local_mean(logits, logits.logsumexp(-1), height, width))
+            coarse, confidence = (torch.cat(part) for part in zip(*found, strict=True))
         correlations, center = self._fine_patch(current[1], other[1], coarse)
         remainder = (coarse - center) / FINE_STRIDE
         out = self.refine(torch.cat([correlations.flatten(2), confidence[..., None], remainder], -1))
         weights = torch.softmax(correlations.mean(2) * 10, -1)
         pixel = center + FINE_STRIDE * (weights @ self._offsets(weights) + out[..., :2])
-        return Matches(pixel, out[..., 2].clamp(-5, 5), out[..., 3], logits, log_sum, center)
+        return Matches(pixel, out[..., 2].clamp(-5, 5), out[..., 3], kept, center)
 
     def _offsets(self, like: Tensor) -> Tensor:
         """(side², 2) x, y of the searched cells relative to the middle one."""
@@ -153,7 +162,7 @@ def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tup
 
     logits (B, P, P), log_sum (B, P) -> (B, P, 2), (B, P)
     """
-    best = logits.argmax(-1)
+    best = _argmax(logits)
     y, x = best // width, best % width
     steps = torch.tensor([-1, 0, 1], device=best.device)
     ys = (y[..., None, None] + steps[:, None]).expand(*best.shape, 3, 3).flatten(2)
@@ -165,6 +174,15 @@ def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tup
     cell = torch.stack([(weights * xs).sum(-1), (weights * ys).sum(-1)], -1)
     share = (near.logsumexp(-1) - log_sum).exp()
     return cell * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2, share
+
+
+def _argmax(x: Tensor) -> Tensor:
+    """Of the last axis, in two steps: on CPUs the maximum of blocks is vectorised, finding its place is not."""
+    block = next(k for k in (16, 8, 4, 2, 1) if x.shape[-1] % k == 0)
+    blocks = x.unflatten(-1, (-1, block))
+    which = blocks.amax(-1).argmax(-1, keepdim=True)
+    inside = blocks.gather(-2, which[..., None].expand(*which.shape, block))[..., 0, :].argmax(-1)
+    return which[..., 0] * block + inside
 
 
 def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:

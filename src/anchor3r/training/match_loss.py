@@ -57,8 +57,9 @@ def match_loss(matches: Matches, pairs: Tensor, clips: Clips) -> dict[str, Tenso
         truth = true_correspondences(pairs, clips)
         counted = truth.visible & truth.known
         index, weight = _bilinear_cells(truth.pixel, height // COARSE_STRIDE, width // COARSE_STRIDE)
-    at_truth = (matches.coarse_logits.gather(2, index) * weight).sum(-1)
-    coarse = masked_mean(matches.coarse_log_sum - at_truth, counted)
+    assert matches.coarse is not None, "matches made without gradients cannot be trained on"
+    logits, log_sum = matches.coarse
+    coarse = masked_mean(log_sum - (logits.gather(2, index) * weight).sum(-1), counted)
     # The refinement can only answer for cells whose coarse match put the truth within its reach.
     reach = ((truth.pixel - matches.fine_center).abs().amax(-1) < 5.0) & counted
     error = (truth.pixel - matches.pixel).norm(dim=-1)
