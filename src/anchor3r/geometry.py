@@ -281,9 +281,12 @@ def umeyama(source: ArrayLike, target: ArrayLike, *, with_scale: bool = True) ->
     """The similarity (or rigid motion) target_from_source that minimises Σ‖target - S(source)‖².
 
     source, target: (n, 3), n >= 1. With fewer than three points, or points on a line, the rotation about
-    the remaining freedom is arbitrary but valid. Umeyama, PAMI 1991.
+    the remaining freedom is arbitrary but valid. Where all points of either side coincide the scale is 1,
+    so that the result can always be inverted. Umeyama, PAMI 1991.
     """
     x, y = _float(source), _float(target)
+    if x.shape != y.shape or x.ndim != 2 or x.shape[1] != 3 or not len(x):
+        raise ValueError(f"umeyama takes two (n, 3) arrays, n >= 1, not {x.shape} and {y.shape}")
     mean_x, mean_y = x.mean(0), y.mean(0)
     dx, dy = x - mean_x, y - mean_y
     u, singular, vt = np.linalg.svd(dy.T @ dx / len(x))
@@ -292,7 +295,8 @@ def umeyama(source: ArrayLike, target: ArrayLike, *, with_scale: bool = True) ->
         sign[2] = -1
     rotation = (u * sign) @ vt
     variance = np.mean(np.sum(dx * dx, 1))
-    scale = (singular @ sign) / variance if with_scale and variance > 0 else x.dtype.type(1)
+    covariance = singular @ sign
+    scale = covariance / variance if with_scale and variance > 0 and covariance > 0 else x.dtype.type(1)
     return Sim3(rotation, mean_y - scale * (rotation @ mean_x), np.asarray(scale))
 
 
@@ -336,10 +340,10 @@ class Pinhole:
         return np.stack([u, v], -1)
 
     def unproject(self, pixels: ArrayLike, depth: ArrayLike) -> Array:
-        """Pixels (..., 2) and depth along z (...) -> points (..., 3) in the camera frame."""
+        """Pixels (..., 2) and depth along z (...), which broadcast -> points (..., 3) in the camera frame."""
         uv, z = _float(pixels), _float(depth)
         x, y = (uv[..., 0] - self.cx) / self.fx, (uv[..., 1] - self.cy) / self.fy
-        return np.stack([x * z, y * z, z], -1)
+        return np.stack(np.broadcast_arrays(x * z, y * z, z), -1)
 
     def unproject_map(self, depth: ArrayLike) -> Array:
         """Depth map (H, W) along z -> point map (H, W, 3) in the camera frame."""

@@ -1,1 +1,1 @@
-""""""
+"""The network: the current-centric pose-query transformer, VGGT, and their checkpoints."""

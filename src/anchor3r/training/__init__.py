@@ -1,1 +1,1 @@
-""""""
+"""Training: data, losses, recipes and the trainer."""

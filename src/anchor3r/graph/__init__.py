@@ -1,0 +1,1 @@
+"""The motion graph: relative poses in, consistent global poses out."""

@@ -1,0 +1,1 @@
+"""What a map is handed on as: files for other programs, pictures, a view."""

@@ -1,0 +1,154 @@
+"""Frames from image files: decoding, natural order, folders and globs."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3, Pinhole
+from anchor3r.sources.frame import Frame
+from anchor3r.sources.source import IndexedSource, UndecodableFrameError
+
+IMAGE_SUFFIXES = {
+    ".avif", ".bmp", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm",
+    ".tif", ".tiff", ".webp",
+}  # fmt: skip
+
+NOMINAL_RATE_HZ = 30.0
+"""Frame rate assumed where images carry no times."""
+
+# What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
+_DECODING_ERRORS = (
+    OSError, ValueError, TypeError, RuntimeError, MemoryError, SyntaxError, EOFError, struct.error,
+    Image.DecompressionBombError,
+)  # fmt: skip
+
+
+class ImageSequence(IndexedSource):
+    """A list of image files; data sets add what they know about each by overriding the hooks below."""
+
+    def __init__(self, uri: str, wanted: slice, paths: Sequence[str | Path]) -> None:
+        super().__init__(uri, wanted, len(paths))
+        self._paths = paths
+
+    def _load(self, index: int) -> Frame:
+        image = read_image(self._paths[index])
+        height, width = image.shape[:2]
+        return Frame(
+            index=index,
+            timestamp_s=self._timestamp_s(index),
+            image=image,
+            intrinsics=self._intrinsics(width, height),
+            depth_m=self._depth_m(index, width, height),
+            camera_from_world=self._camera_from_world(index),
+        )
+
+    def _describe(self, index: int) -> str:
+        return str(self._paths[index])
+
+    def _timestamp_s(self, index: int) -> float:
+        return index / NOMINAL_RATE_HZ
+
+    def _intrinsics(self, width: int, height: int) -> Pinhole | None:
+        return None
+
+    def _depth_m(self, index: int, width: int, height: int) -> NDArray[np.float32] | None:
+        return None
+
+    def _camera_from_world(self, index: int) -> SE3 | None:
+        return None
+
+
+def open_images(uri: str, wanted: slice) -> ImageSequence:
+    """Opens a folder, a glob pattern or a single image."""
+    location = os.path.expanduser(uri)
+    if os.path.isdir(location):
+        paths = [entry.path for entry in os.scandir(location) if entry.is_file()]
+    elif os.path.isfile(location):
+        paths = [location]
+    else:
+        paths = glob.glob(location, recursive=True)
+    images = image_paths(paths)
+    if not images:
+        raise Anchor3RError(
+            f"no images in {uri}; {_hint(location)} the suffixes known are {' '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    return ImageSequence(uri, wanted, images)
+
+
+def image_paths(paths: Sequence[str]) -> list[str]:
+    """Those paths that name images, hidden files apart, in natural order."""
+    images = [path for path in paths if is_image(path) and not os.path.basename(path).startswith(".")]
+    return sorted(images, key=natural_key)
+
+
+def is_image(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+
+
+def natural_key(text: str) -> tuple[list[str | int], str]:
+    """Sorts numbers inside text by their value: frame2 before frame10."""
+    parts: list[str | int] = list(re.split("([0-9]+)", text))
+    parts[1::2] = map(int, parts[1::2])
+    return parts, text
+
+
+def _hint(location: str) -> str:
+    marks = {"image_[0-3]": "kitti", "sequences": "kitti", "rgb.txt": "tum", "*.color.*": "7scenes"}
+    for mark, scheme in marks.items():
+        if glob.glob(os.path.join(glob.escape(location), mark)):
+            return f"it looks like a data set, so try {scheme}:{location};"
+    return "name a folder of images or a pattern such as 'folder/*.png';"
+
+
+def read_image(path: str | Path) -> NDArray[np.uint8]:
+    """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
+    try:
+        with Image.open(path) as image:
+            return _rgb(ImageOps.exif_transpose(image))
+    except _DECODING_ERRORS as error:
+        raise _undecodable(path, str(error)) from error
+
+
+def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+    if image.mode == "F":
+        raise ValueError("it has floating-point pixels; convert it to 8 or 16 bits")
+    if image.mode.startswith("I"):
+        # 16-bit grey: Pillow's own conversion would clip it at 255 instead of scaling it.
+        grey = np.clip(np.asarray(image), 0, 65535) >> 8
+        return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=-1)
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return np.array(image.convert("RGB"))
+
+
+def read_depth(
+    path: str | Path, width: int, height: int, units_per_m: float, invalid: int = 0
+) -> NDArray[np.float32]:
+    """Decodes a 16-bit depth image (H, W) to metres; 0 and the value `invalid` become 0, unknown."""
+    try:
+        with Image.open(path) as image:
+            if not image.mode.startswith("I"):
+                raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
+            depth = np.asarray(image)
+    except _DECODING_ERRORS as error:
+        raise _undecodable(path, str(error)) from error
+    if depth.shape != (height, width):
+        raise Anchor3RError(
+            f"{path} is {depth.shape[1]}×{depth.shape[0]}, but its colour image is {width}×{height}; "
+            "resize one to the other, or remove the depth images"
+        )
+    return np.where(depth == invalid, 0, depth).astype(np.float32) / np.float32(units_per_m)
+
+
+def _undecodable(path: str | Path, reason: str) -> UndecodableFrameError:
+    return UndecodableFrameError(f"cannot decode {path} ({reason}); replace the file or remove it")

@@ -1,0 +1,98 @@
+"""From a uri to a source of frames."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+from collections.abc import Callable
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
+from anchor3r.sources.images import IMAGE_SUFFIXES, is_image, open_images
+from anchor3r.sources.source import Source
+
+
+def open_source(uri: str, *, start: int = 0, stop: int | None = None, stride: int = 1) -> Source:
+    """Opens anything that frames come from.
+
+    `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
+    `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`. Of its frames, those at start,
+    start + stride, … before stop are taken; they keep their own index.
+    """
+    if start < 0 or stride < 1 or (stop is not None and stop <= start):
+        raise Anchor3RError(
+            f"no frames to take with start {start}, stop {stop}, stride {stride}; "
+            "start must not be negative, stop must be higher than start, stride at least 1"
+        )
+    try:
+        return _open(uri, slice(start, stop, stride))
+    except OSError as error:
+        what = error.filename or uri
+        raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
+
+
+def _open(uri: str, wanted: slice) -> Source:
+    scheme, colon, rest = uri.partition(":")
+    if colon and not os.path.exists(uri):
+        if scheme in _SCHEMES:
+            return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
+        # A single letter is a drive.
+        if len(scheme) > 1 and scheme.isalnum():
+            raise Anchor3RError(f"unknown kind of source {scheme}: in {uri}; {_KNOWN}")
+    return _open_path(uri, wanted)
+
+
+def _open_path(uri: str, wanted: slice) -> Source:
+    path = os.path.expanduser(uri)
+    if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
+        return open_images(uri, wanted)
+    if not os.path.exists(path):
+        raise Anchor3RError(f"there is no {uri}; check the path ({_KNOWN})")
+    if is_image(path):
+        return open_images(uri, wanted)
+    from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
+
+    if os.path.splitext(path)[1].lower() not in VIDEO_SUFFIXES:
+        known = " ".join(sorted(VIDEO_SUFFIXES | IMAGE_SUFFIXES))
+        raise Anchor3RError(f"{uri} has no known suffix; rename or convert it to one of {known}")
+    return VideoSource(wanted, VideoInput(uri=uri, location=path, is_file=True))
+
+
+def _open_camera(uri: str, device: str, wanted: slice) -> Source:
+    from anchor3r.sources.video import VideoInput, VideoSource
+
+    if sys.platform == "darwin":
+        location, device_format = device, "avfoundation"
+    elif sys.platform == "win32":
+        location, device_format = f"video={device}", "dshow"
+    else:
+        location, device_format = (f"/dev/video{device}" if device.isdecimal() else device), "v4l2"
+    return VideoSource(wanted, VideoInput(uri=uri, location=location, device_format=device_format))
+
+
+def _open_url(uri: str, _: str, wanted: slice) -> Source:
+    from anchor3r.sources.video import VideoInput, VideoSource
+
+    return VideoSource(wanted, VideoInput(uri=uri, location=uri))
+
+
+def _open_world(uri: str, options: str, wanted: slice) -> Source:
+    from anchor3r.sources.worlds import WorldSource
+
+    return WorldSource(uri, options, wanted)
+
+
+_SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {
+    "camera": _open_camera,
+    "rtsp": _open_url,
+    "rtsps": _open_url,
+    "http": _open_url,
+    "https": _open_url,
+    "kitti": KittiSource,
+    "tum": TumSource,
+    "7scenes": SevenScenesSource,
+    "world": _open_world,
+}
+
+_KNOWN = f"sources are folders, patterns, images, videos, {', '.join(f'{name}:' for name in _SCHEMES)}"

@@ -1,0 +1,152 @@
+"""What every source is: a stream of frames that can be cut, gone through again and picked up midway."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Self
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.sources.frame import Frame
+from anchor3r.sources.prefetch import freshest, prefetched
+
+PREFETCH_DEPTH = 4
+"""Frames that are decoded ahead of the one in use."""
+
+logger = logging.getLogger("anchor3r")
+
+
+class UndecodableFrameError(Anchor3RError):
+    """One frame cannot be read. A stream goes on without it; `read` raises it."""
+
+
+class Source(ABC):
+    """A stream of frames. Iterating starts over; memory does not grow with the number of frames."""
+
+    seekable: bool = True
+    """Whether `read` works and `frames` can start midway without the frames before."""
+    live: bool = False
+    """Whether frames pass by in real time: a slow reader misses some instead of holding up the sender."""
+
+    def __init__(self, uri: str, wanted: slice, length: int | None) -> None:
+        """`length` is the number of frames before cutting, None if it shows only at the end."""
+        self.uri = uri
+        self.skipped = 0
+        """Frames that could not be decoded in the latest iteration."""
+        self._length = length
+        self._wanted = range(sys.maxsize if length is None else length)[wanted]
+        self._size: tuple[int, int] | None = None
+        if not self._wanted:
+            raise self._beyond_end(length)
+
+    @property
+    def num_frames(self) -> int | None:
+        """How many frames an iteration gives if all can be decoded; None where that is not known."""
+        return None if self._length is None else len(self._wanted)
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self.frames()
+
+    def frames(self, first: int = 0) -> Iterator[Frame]:
+        """Streams the wanted frames whose index is `first` or higher.
+
+        A live source has no past: its first frame after opening gets the index `first`.
+        """
+        self.skipped = 0
+        ahead = freshest if self.live else prefetched
+        return ahead(self._checked(first), PREFETCH_DEPTH)
+
+    @abstractmethod
+    def read(self, index: int) -> Frame:
+        """The frame at a position in the source, wanted or not, without disturbing any iteration."""
+
+    def close(self) -> None:
+        """Frees what `read` holds open. Iterations free their own when they end."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def _stream(self, first: int, wanted: range) -> Generator[Frame, None, None]:
+        """Yields the frames at the indices `wanted`, leaving out those that `_skip` reports."""
+
+    def _describe(self, index: int) -> str:
+        """What to call a frame in messages."""
+        return f"frame {index} of {self.uri}"
+
+    def _checked(self, first: int) -> Generator[Frame, None, None]:
+        wanted = self._wanted[bisect_left(self._wanted, first) :]
+        delivered = False
+        for frame in self._stream(first, wanted):
+            self._check_size(frame)
+            delivered = True
+            yield frame
+        if delivered or first > self._wanted.start:
+            return
+        if self.skipped or not self._wanted.start:
+            raise Anchor3RError(
+                f"no frame of {self.uri} can be decoded ({self.skipped} tried); "
+                "check that it is what its name says and was copied completely"
+            )
+        raise self._beyond_end(None)
+
+    def _check_size(self, frame: Frame) -> None:
+        height, width = frame.image.shape[:2]
+        if self._size is None:
+            self._size = (width, height)
+        if self._size != (width, height):
+            raise Anchor3RError(
+                f"{self._describe(frame.index)} is {width}×{height}, but the stream began with "
+                f"{self._size[0]}×{self._size[1]}; resize the images to one size, or take a part of the "
+                "stream with --start and --stop"
+            )
+
+    def _skip(self, index: int, reason: str) -> None:
+        self.skipped += 1
+        logger.warning("skipped %s: %s", self._describe(index), reason)
+
+    def _beyond_end(self, length: int | None) -> Anchor3RError:
+        holds = "ends before that" if length is None else f"has {length} frames"
+        return Anchor3RError(
+            f"the first frame wanted of {self.uri} is {self._wanted.start}, but it {holds}; "
+            "choose a lower --start"
+        )
+
+
+class IndexedSource(Source):
+    """A source whose frames lie there one by one, each to be had at any time."""
+
+    _length: int
+
+    @abstractmethod
+    def _load(self, index: int) -> Frame:
+        """Reads one frame, or raises UndecodableFrameError. Called from several threads."""
+
+    def read(self, index: int) -> Frame:
+        if not 0 <= index < self._length:
+            raise Anchor3RError(
+                f"{self.uri} has {self._length} frames, but frame {index} was asked for; "
+                "check that it is still the source that the map was made from"
+            )
+        frame = self._load(index)
+        self._check_size(frame)
+        return frame
+
+    def _stream(self, first: int, wanted: range) -> Generator[Frame, None, None]:
+        for index in wanted:
+            try:
+                frame = self._load(index)
+            except UndecodableFrameError as error:
+                self._skip(index, str(error))
+                continue
+            yield frame

@@ -1,0 +1,57 @@
+"""The plain-text tables that data sets come with: numbers in columns, `#` for comments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3, nearest_rotation
+
+ROTATION_TOLERANCE = 0.01
+"""How far an entry of a rotation may be off because of the digits it was printed with."""
+
+
+def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers from 1 and blank-separated fields of the lines that have any."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                if fields := line.split("#")[0].split():
+                    yield number, fields
+    except OSError as error:
+        raise Anchor3RError(f"cannot read {path} ({error.strerror}); check that it is there") from error
+
+
+def read_table(path: Path, num_columns: int) -> NDArray[np.float64]:
+    """(n, num_columns) numbers of a file, n >= 1."""
+    rows = [parse_numbers(path, number, fields, num_columns) for number, fields in read_fields(path)]
+    if not rows:
+        raise Anchor3RError(f"{path} is empty; get it again, or remove it to go without")
+    return np.array(rows)
+
+
+def parse_numbers(path: Path, line: int, fields: list[str], count: int) -> list[float]:
+    try:
+        numbers = [float(field) for field in fields]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count:
+        found = " ".join(fields)[:80]
+        raise Anchor3RError(f"line {line} of {path} should be {count} numbers, not '{found}'; get it again")
+    return numbers
+
+
+def rigid_motions(matrices: NDArray[np.float64], path: Path) -> SE3:
+    """Matrices (n, 3, 4) of a file -> rigid motions (n,), with rotations exact to rounding."""
+    rotation = matrices[..., :3]
+    # Only finite numbers of a sane size may go into the decomposition.
+    sane = np.isfinite(matrices).all((1, 2)) & (np.abs(rotation).max((1, 2)) <= 1 + ROTATION_TOLERANCE)
+    exact = nearest_rotation(np.where(sane[:, None, None], rotation, np.eye(3)))
+    good = sane & (np.abs(exact - rotation).max((1, 2)) <= ROTATION_TOLERANCE)
+    if not good.all():
+        raise Anchor3RError(f"pose {np.argmin(good)} of {path} is no rigid motion; get the file again")
+    return SE3(exact, matrices[..., 3])

@@ -1,0 +1,238 @@
+"""Frames from anything FFmpeg opens: video files, network streams and cameras."""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.packet import Packet
+from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.sources.frame import Frame
+from anchor3r.sources.images import NOMINAL_RATE_HZ
+from anchor3r.sources.presentation import PresentationOrder, PresentationTable
+from anchor3r.sources.source import Source, UndecodableFrameError
+
+VIDEO_SUFFIXES = {
+    ".3gp", ".avi", ".flv", ".h264", ".hevc", ".m2ts", ".m4v", ".mjpeg", ".mjpg", ".mkv",
+    ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
+}  # fmt: skip
+
+NETWORK_TIMEOUT_S = 10.0
+"""How long a server or a camera may be silent."""
+
+NEAR_FRAMES = 64
+"""`read` decodes on from the frame it gave last if the next one lies no further ahead than this."""
+
+Pictures = Generator[tuple[int, VideoFrame | None], None, None]
+"""Decoded pictures with their index; at the end the number of frames, with None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoInput:
+    """What FFmpeg is to open."""
+
+    uri: str
+    """What the user calls it."""
+    location: str
+    """File name, URL or device."""
+    is_file: bool = False
+    device_format: str | None = None
+    """FFmpeg's name for the capture interface, if it is a camera."""
+
+    def open(self) -> InputContainer:
+        options = {"rtsp_transport": "tcp"} if self.location.startswith("rtsp") else {}
+        try:
+            container = av.open(
+                self.location,
+                format=self.device_format,
+                options=options,
+                timeout=None if self.is_file else NETWORK_TIMEOUT_S,
+                metadata_errors="replace",
+            )
+        except av.FFmpegError as error:
+            raise Anchor3RError(f"cannot open {self.uri} ({error.strerror}); {self.remedy()}") from error
+        if container.streams.best("video") is None:
+            container.close()
+            raise Anchor3RError(f"{self.uri} holds no video that can be decoded; {self.remedy()}")
+        return container
+
+    def remedy(self) -> str:
+        if self.device_format is not None:
+            return f"check that there is a camera at {self.location} and that you may read it"
+        if self.is_file:
+            return "check that the file is a complete video, or encode it again with ffmpeg"
+        return "check the address, and that the server is up and sends video"
+
+
+class LiveClock:
+    """Puts the times of a live stream, which start over with each connection, on the wall clock."""
+
+    def __init__(self) -> None:
+        self._epoch_s: float | None = None
+
+    def time_s(self, picture: VideoFrame) -> float:
+        if picture.time is None:
+            return time.time()
+        if self._epoch_s is None:
+            self._epoch_s = time.time() - picture.time
+        return self._epoch_s + picture.time
+
+
+class VideoSource(Source):
+    """A video file, or a live stream: whatever is no file and has no known end."""
+
+    def __init__(self, wanted: slice, video: VideoInput) -> None:
+        super().__init__(video.uri, wanted, None)
+        self._video = video
+        self._table: PresentationTable | None = None
+        self._cursor: Pictures | None = None
+        self._cursor_next = 0
+        container = video.open()
+        stream = _video_stream(container)
+        self._rate_hz = float(stream.average_rate or NOMINAL_RATE_HZ)
+        # The header's own count is an upper bound; the index has one entry a frame wherever there is a count.
+        self._announced = sum(not entry.is_discard for entry in stream.index_entries) if stream.frames else 0
+        if video.is_file and stream.frames:
+            self._check_complete(stream)
+        self.live = not video.is_file and container.duration is None
+        self.seekable = not self.live
+        self._waiting = container if self.live else None
+        if not self.live:
+            container.close()
+
+    @property
+    def num_frames(self) -> int | None:
+        return bisect_left(self._wanted, self._announced) if self._announced else super().num_frames
+
+    def read(self, index: int) -> Frame:
+        if not self.seekable:
+            raise Anchor3RError(f"{self.uri} is live and frame {index} has passed; use a recording of it")
+        if self._cursor is None or not self._cursor_next <= index <= self._cursor_next + NEAR_FRAMES:
+            self._cursor = self._pictures(index)
+        for position, picture in self._cursor:
+            self._cursor_next = position + 1
+            if position == index and picture is not None:
+                frame = _frame(index, picture, self._time_s(index, picture))
+                self._check_size(frame)
+                return frame
+            if position >= index:
+                break
+        self._cursor = None
+        raise UndecodableFrameError(
+            f"{self._describe(index)} is damaged or not there; "
+            "check that it is still the source that the map was made from"
+        )
+
+    def close(self) -> None:
+        self._cursor = None
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
+
+    def _stream(self, first: int, wanted: range) -> Generator[Frame, None, None]:
+        clock = LiveClock()
+        for index, picture in self._live_pictures(first) if self.live else self._pictures(wanted.start):
+            passed = bisect_left(wanted, index)
+            for lost in wanted[:passed]:
+                self._skip(lost, "its data is damaged")
+            wanted = wanted[passed:]
+            if picture is not None and wanted and index == wanted[0]:
+                timestamp_s = clock.time_s(picture) if self.live else self._time_s(index, picture)
+                yield _frame(index, picture, timestamp_s)
+                wanted = wanted[1:]
+            if not wanted:
+                break
+
+    def _live_pictures(self, first: int) -> Pictures:
+        container, self._waiting = self._waiting or self._video.open(), None
+        return self._decode(container, PresentationOrder(first))
+
+    def _pictures(self, first: int) -> Pictures:
+        """Pictures from `first` or somewhat before; jumps there if the file allows it."""
+        table = self._read_table() if first else PresentationTable([], [])
+        if 0 < len(table.times) <= first:
+            yield len(table.times), None
+            return
+        seek_time = table.seek_time(first)
+        if seek_time is not None:
+            jumped = self._decode(self._video.open(), PresentationOrder(0, table), seek_time)
+            index, picture = next(jumped)
+            if picture is not None and index <= first:
+                yield index, picture
+                yield from jumped
+                return
+        yield from self._decode(self._video.open(), PresentationOrder(0))
+
+    def _read_table(self) -> PresentationTable:
+        if self._table is None:
+            with self._video.open() as container, self._reading():
+                self._table = PresentationTable.of(container.demux(_video_stream(container)))
+        return self._table
+
+    def _decode(
+        self, container: InputContainer, order: PresentationOrder, seek_time: int | None = None
+    ) -> Pictures:
+        stream = _video_stream(container)
+        with container, self._reading():
+            if seek_time is not None:
+                # A file that cannot seek plays from where it is, which its caller sees.
+                with suppress(av.FFmpegError):
+                    container.seek(seek_time, stream=stream)
+            for packet in container.demux(stream):
+                if packet.size and not packet.is_discard:
+                    order.expect(packet)
+                for picture in _decoded(packet):
+                    index = order.index(picture)
+                    if not picture.is_corrupt:
+                        yield index, picture
+            yield order.end(), None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (av.FFmpegError, IndexError) as error:  # PyAV: IndexError on a packet of no announced stream
+            raise Anchor3RError(f"{self.uri} breaks off ({error}); {self._video.remedy()}") from error
+
+    def _time_s(self, index: int, picture: VideoFrame) -> float:
+        return index / self._rate_hz if picture.time is None else picture.time
+
+    def _check_complete(self, stream: VideoStream) -> None:
+        size = os.path.getsize(self._video.location)
+        num_packets = len(stream.index_entries)
+        num_whole = sum(entry.pos + entry.size <= size for entry in stream.index_entries)
+        if num_whole < min(num_packets, self._wanted.stop):
+            raise Anchor3RError(
+                f"{self.uri} is truncated: {num_whole} of its {num_packets} frames are there; "
+                f"copy the file again, or take what there is with --stop {num_whole}"
+            )
+
+
+def _frame(index: int, picture: VideoFrame, timestamp_s: float) -> Frame:
+    quarter_turns = round(picture.rotation / 90)  # counter-clockwise
+    image = np.rot90(picture.to_ndarray(format="rgb24"), quarter_turns)
+    return Frame(index=index, timestamp_s=timestamp_s, image=np.ascontiguousarray(image, dtype=np.uint8))
+
+
+def _video_stream(container: InputContainer) -> VideoStream:
+    stream = container.streams.best("video")
+    assert isinstance(stream, VideoStream), "checked when it was opened"
+    return stream
+
+
+def _decoded(packet: Packet) -> list[VideoFrame]:
+    """The pictures that a packet completes: none if it is damaged, which its order shows."""
+    try:
+        return packet.decode()
+    except av.FFmpegError:
+        return []
