@@ -70,7 +70,7 @@ def measure(preset: str, frames: int, *, recompute: bool) -> Row:
     cache = network.new_cache(*size)
     for k in range(frames):
         network.stream(stream[k % len(stream), None], cache)
-    step_s = seconds(lambda: network.stream(stream[:1], cache), 3 if preset == "full" else 7)
+    step_s = seconds(lambda: network.stream(stream[:1], cache), 1 if preset == "full" else 7)
     share = kernel_share(network, cache, stream[:1])
     recompute_s = seconds(lambda: network(stream[None]), 3) if recompute else None
     return Row(

@@ -177,7 +177,7 @@ def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tup
 
 
 def _argmax(x: Tensor) -> Tensor:
-    """Of the last axis, in two steps: on CPUs the maximum of blocks is vectorised, finding its place is not."""
+    """Of the last axis, in two steps: on CPUs finding a maximum is vectorised, finding its place is not."""
     block = next(k for k in (16, 8, 4, 2, 1) if x.shape[-1] % k == 0)
     blocks = x.unflatten(-1, (-1, block))
     which = blocks.amax(-1).argmax(-1, keepdim=True)

@@ -52,6 +52,8 @@ class NetworkPredictorConfig:
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
     """How."""
+    unit_sigma: float = 1.0
+    """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
 
 class NetworkPredictor:
@@ -109,6 +111,7 @@ class NetworkPredictor:
         state["indices"] = np.array(self._stream.indices, np.int64)
         state["size"] = np.array(self._stream.size)
         state["frame_size"] = np.array(self._stream.frame_size)
+        state["unit_variance"] = np.array(self._stream.unit_variance)
         if self._stream.last_points is not None:
             state["last_points"] = self._stream.last_points
         return state
@@ -130,12 +133,30 @@ class NetworkPredictor:
             (frame_height, frame_width),
             [int(i) for i in state["indices"]],
             state.get("last_points"),
+            float(state["unit_variance"]),
         )
+
+    def _steadied(self, stream: _Stream, reading: Reading, camera: Pinhole) -> Reading:
+        """The window in the stream's unit: carried over from window to window, pulled to the network's own.
+
+        A Kalman filter on one number, the logarithm of the window's unit. Geometry that two windows share
+        ties their units closely but drifts in the long run; what the network has learned about sizes is
+        vague but does not drift.
+        """
+        log_unit, sigma = reading.scale_against(stream.last_points, camera)
+        if sigma is not None:
+            predicted = stream.unit_variance + sigma**2
+            gain = predicted / (predicted + self._config.unit_sigma**2)
+            stream.unit_variance = (1 - gain) * predicted
+            reading = reading.scaled(float(np.exp((1 - gain) * log_unit)))
+        stream.last_points = reading.points
+        return reading
 
     def _new_stream(self, frame: Frame) -> _Stream:
         frame_size = (frame.image.shape[0], frame.image.shape[1])
         size = network_size(*frame_size, self._network.config, self._config)
-        return _Stream(self._network.new_cache(*size), size, frame_size, [], None)
+        unit_variance = self._config.unit_sigma**2
+        return _Stream(self._network.new_cache(*size), size, frame_size, [], None, unit_variance)
 
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and what follows from it."""
@@ -151,8 +172,7 @@ class NetworkPredictor:
         reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
         if output.matches is not None and self._config.adjust:
             reading = reading.adjusted(output.matches, output.pairs[:, 2], seen_with, self._config.adjustment)
-        ratio, sigma = reading.scale_against(stream.last_points, seen_with)
-        stream.last_points = reading.points
+        reading = self._steadied(stream, reading, seen_with)
         members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
         order = np.argsort(members)
         return WindowPrediction(
@@ -165,8 +185,6 @@ class NetworkPredictor:
             points_in_anchor=reading.points,
             points_confidence=reading.confidence,
             intrinsics=frame.intrinsics or seen_with.resized(stream.frame_size[1], stream.frame_size[0]),
-            log_scale_ratio=ratio,
-            log_scale_sigma=sigma,
             descriptor=describe(output.tokens[0]),
         )
 
@@ -184,6 +202,8 @@ class _Stream:
     """Frames in the window, oldest first"""
     last_points: NDArray[np.float32] | None
     """(h, w, 3) point map of the last anchor"""
+    unit_variance: float
+    """Of the logarithm of the stream's unit"""
 
 
 def network_size(

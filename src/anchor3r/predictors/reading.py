@@ -74,6 +74,19 @@ class Reading:
             confidence=confidence.reshape(self.confidence.shape).astype(np.float32),
         )
 
+    def scaled(self, factor: float) -> Reading:
+        """The same window in a unit that is `factor` times shorter."""
+        covariance = self.covariance
+        if covariance is not None:
+            stretch = np.repeat([1.0, factor], 3)
+            covariance = covariance * np.outer(stretch, stretch)
+        return replace(
+            self,
+            translation=self.translation * factor,
+            covariance=covariance,
+            points=self.points * np.float32(factor),
+        )
+
     def scale_against(
         self, previous: NDArray[np.float32] | None, camera: Pinhole
     ) -> tuple[float, float | None]:
