@@ -150,6 +150,25 @@ class DPTHead(nn.Module):
             ]
         )
         self.scratch = Scratch(channels, features, out=4 if kind == "points" else 2)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """Keeps the signal's size through the stack of convolutions, which torch's own start does not: with
+        it, next to nothing of the tokens reaches the output and training only moves the last biases."""
+        for module in self.modules():
+            if isinstance(module, nn.ConvTranspose2d):
+                # As wide as its stride: every output pixel sees one input pixel.
+                nn.init.normal_(module.weight, std=module.in_channels**-0.5)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, ResidualConv):
+                nn.init.normal_(module.conv2.weight, std=0.2 * module.conv2.weight[0].numel() ** -0.5)
+        last = self.scratch.output_conv2[-1]
+        assert isinstance(last, nn.Conv2d)
+        nn.init.normal_(last.weight, std=0.05 * last.in_channels**-0.5)
 
     def forward(
         self, levels: list[Tensor], grid: tuple[int, int], image_size: tuple[int, int]

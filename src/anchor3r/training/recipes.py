@@ -127,9 +127,11 @@ def tiny() -> Recipe:
     return Recipe(
         name="tiny",
         network=PRESETS["tiny"],
-        loss=LossConfig(scale="metric", points="log_depth", match_weight=0.5, camera_weight=2.0),
+        loss=LossConfig(
+            scale="metric", points="log_depth", match_weight=0.5, camera_weight=2.0, max_depth=100.0
+        ),
         data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
-        optimiser=OptimiserConfig(learning_rate=1e-3, warmup_steps=300, final_fraction=0.02),
+        optimiser=OptimiserConfig(learning_rate=7e-4, warmup_steps=300, final_fraction=0.02),
         steps=40_000,
         ema_decay=0.998,
         known_camera_probability=0.8,
