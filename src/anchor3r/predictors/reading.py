@@ -48,7 +48,7 @@ class Reading:
             small = camera.resized(points.shape[1], points.shape[0])
             points = small.unproject_map(points[..., 2]).astype(np.float32)
         confidence = output.confidence[0].float().cpu().numpy()
-        rotation = rotation_from_quat(pose[:, [6, 3, 4, 5]])
+        rotation = rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64)
         return Reading(ages[members], rotation, pose[:, :3], None, points, confidence)
 
     def adjusted(self, matches: Matches, ages: Tensor, camera: Pinhole, config: AdjustmentConfig) -> Reading:

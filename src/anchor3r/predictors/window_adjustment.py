@@ -96,7 +96,7 @@ def adjust_window(
         poses_t = poses_t + update.reshape(-1, 6)[:, 3:]
     believed = squared[(weight > 0) & (squared < (3 * config.robust_scale) ** 2)]
     residual = float(np.sqrt(np.median(believed) / 1.386)) if believed.size else 1.0
-    covariance = np.linalg.inv(hessian) * max(residual, 0.1) ** 2
+    covariance = np.linalg.inv(hessian).astype(np.float64) * max(residual, 0.1) ** 2
     blocks = covariance.reshape(num_members, 6, num_members, 6)
     diagonal = blocks[np.arange(num_members), :, np.arange(num_members)]
     return Adjusted(poses_r, poses_t, diagonal, np.exp(log_inverse), point_information, residual)

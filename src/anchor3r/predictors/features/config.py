@@ -1,0 +1,72 @@
+"""What the feature predictor can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturesConfig:
+    """Lengths in pixels are of the working image; fractions are of its width."""
+
+    max_side: int = 800
+    """Larger images are reduced to this many pixels on their longer side before anything is measured."""
+    window: int = 10
+    """Frames in a window, the anchor included: it is related to the last window - 1 keyframes."""
+    memory: int = 16
+    """Keyframes whose observations are kept and adjusted."""
+    free_keyframes: int = 8
+    """The newest of them, which an adjustment may move; the older ones are held."""
+
+    points: int = 400
+    """Points to follow, spread evenly over the image."""
+    flow_window: int = 11
+    """Side of the optical-flow window."""
+    flow_levels: int = 3
+    """Pyramid levels above the image itself."""
+    patch_radius: int = 5
+    """Of the square patch that pins a point to its template."""
+    min_correlation: float = 0.8
+    """A point that looks less like its template than this is no longer followed."""
+    max_error_px: float = 2.0
+    """Reprojection error above which an observation is rejected (moving objects, mismatches)."""
+    huber_px: float = 0.5
+    """Errors above this count linearly."""
+
+    keyframe_parallax: float = 0.025
+    """Median image motion not due to rotation that makes a keyframe, as a fraction of the width."""
+    keyframe_overlap: float = 0.6
+    """Fewer of the last keyframe's points than this part still followed make a keyframe, too."""
+    min_parallax_deg: float = 1.0
+    """Angle between the rays of a point that makes its depth trusted."""
+    min_points: int = 20
+    """Fewer agreeing points than this and the frame is lost."""
+    patience: int = 3
+    """Lost frames in a row after which the local map is given up and a new one started."""
+    start_parallax: float = 0.03
+    """Median image motion before a two-view start is tried, as a fraction of the width."""
+    start_frames: int = 60
+    """Frames remembered while waiting for a start, to be posed with it; of more, every other one is."""
+
+    assumed_fov_deg: float = 60.0
+    """Horizontal field of view that self-calibration starts from where the source knows no intrinsics."""
+    assumed_focal_sigma: float = 0.25
+    """Relative spread of that focal length."""
+    focal_sigma: float = 0.02
+    """Relative spread of a focal length that the source states; 0 holds it."""
+    center_sigma: float = 0.002
+    """Spread of the principal point, as a fraction of the width; 0 holds it."""
+    radial_sigma: float = 0.02
+    """Spread of the radial distortion coefficients k1 and k2 about the stated ones; 0 holds them."""
+    radial: tuple[float, float] = (0.0, 0.0)
+    """Radial distortion k1, k2 of the source's images, where it is known."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.window - 1 <= self.memory:
+            raise ValueError(f"a window of {self.window} needs 2 to memory = {self.memory} keyframes")
+        if not 1 <= self.free_keyframes <= self.memory - 2:
+            raise ValueError(
+                f"free_keyframes {self.free_keyframes} must leave 2 of memory {self.memory} held"
+            )
+        if self.max_side < 64:
+            raise ValueError(f"max_side {self.max_side} leaves nothing to follow; at least 64")

@@ -1,0 +1,174 @@
+"""The little the feature predictor remembers: a few keyframes and the points they see.
+
+Everything is expressed in the newest keyframe's frame and in the window's own unit. Points are columns of
+equal length, and an observation table (keyframe × point) holds NaN where a keyframe does not see a point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3, Array
+from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS
+from anchor3r.predictors.features.bundle import adjust_window
+from anchor3r.predictors.features.calibration import Calibration
+from anchor3r.predictors.features.projection import reprojection_errors, triangulate
+
+_SIDE = 2 * TEMPLATE_RADIUS + 1
+
+
+@dataclass
+class Points:
+    """n points."""
+
+    position: Array
+    """(n, 3) in the local map"""
+    mature: NDArray[np.bool_]
+    """(n,) whether the depth is trusted; before that the position is a guess along the first ray"""
+    followed: NDArray[np.bool_]
+    """(n,) whether the last frame saw it"""
+    pixel: Array
+    """(n, 2) where the last frame that saw it did"""
+    home: NDArray[np.int64]
+    """(n,) frame index of the keyframe that its template was cut from"""
+    template: NDArray[np.uint8]
+    """(n, side, side)"""
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    def select(self, which: NDArray) -> Points:
+        return Points(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+
+    def extended(self, other: Points) -> Points:
+        columns = {
+            f.name: np.concatenate([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)
+        }
+        return Points(**columns)
+
+    @staticmethod
+    def start(position: Array, pixel: Array, home: int, template: NDArray[np.uint8]) -> Points:
+        """Points whose depth is not known yet, first seen now."""
+        n = len(pixel)
+        return Points(
+            position=position, mature=np.zeros(n, bool), followed=np.ones(n, bool), pixel=pixel.copy(),
+            home=np.full(n, home, np.int64), template=template,
+        )  # fmt: skip
+
+    @staticmethod
+    def none() -> Points:
+        return Points.start(np.empty((0, 3)), np.empty((0, 2)), 0, np.empty((0, _SIDE, _SIDE), np.uint8))
+
+
+class LocalMap:
+    """Keyframes, oldest first, their points, and what each sees."""
+
+    def __init__(self) -> None:
+        self.frames: NDArray[np.int64] = np.empty(0, np.int64)
+        self.poses = SE3.identity(0)  # keyframe_from_local, (k,)
+        self.points = Points.none()
+        self.observed: Array = np.empty((0, 0, 2))  # (k, n, 2) pixels
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def seen(self) -> NDArray[np.bool_]:
+        """(k, n) which keyframe sees which point."""
+        return ~np.isnan(self.observed[..., 0])
+
+    def home_poses(self, which: NDArray) -> SE3:
+        """(n,) of the keyframes that the points' templates were cut from."""
+        return self.poses[np.searchsorted(self.frames, self.points.home[which])]
+
+    def add_keyframe(self, frame: int, pose: SE3) -> None:
+        """The current frame, with whatever it follows, becomes the newest keyframe."""
+        row = np.where(self.points.followed[:, None], self.points.pixel, np.nan)
+        self.frames = np.append(self.frames, frame)
+        self.poses = SE3(
+            np.concatenate([self.poses.rotation, pose.rotation[None]]),
+            np.concatenate([self.poses.translation, pose.translation[None]]),
+        )
+        self.observed = np.concatenate([self.observed, row[None]])
+
+    def add_points(self, points: Points) -> None:
+        """New points, seen by the newest keyframe only."""
+        table = np.full((len(self), len(points), 2), np.nan)
+        table[-1] = points.pixel
+        self.points = self.points.extended(points)
+        self.observed = np.concatenate([self.observed, table], axis=1)
+
+    def keep_points(self, which: NDArray[np.bool_]) -> None:
+        self.points = self.points.select(which)
+        self.observed = self.observed[:, which]
+
+    def keep_keyframes(self, which: NDArray[np.bool_]) -> None:
+        """Drops the other keyframes, and the points that came from them or that nothing sees any more."""
+        self.frames, self.poses, self.observed = self.frames[which], self.poses[which], self.observed[which]
+        self.keep_points(np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
+
+    def rebase(self) -> None:
+        """Moves everything into the newest keyframe's frame."""
+        new_from_old = self.poses[-1]
+        self.points.position = new_from_old.apply(self.points.position)
+        self.poses = self.poses @ new_from_old.inverse()
+
+    def triangulate(self, camera: Array, max_error_px: float, min_parallax_rad: float) -> None:
+        """Positions immature points by the keyframes that see them; those with parallax mature."""
+        points = self.points
+        which = np.flatnonzero(~points.mature)
+        position, error, parallax = triangulate(
+            self.poses.rotation, self.poses.translation, camera, self.observed[:, which], 3
+        )
+        good = error < max_error_px
+        points.position[which[good]] = position[good]
+        points.mature[which[good]] = parallax[good] > min_parallax_rad
+
+    def adjust(
+        self, camera: Array, num_free: int, huber_px: float, belief: Calibration, iterations: int
+    ) -> tuple[Array, Array]:
+        """Bundle adjustment of the newest keyframes, all mature points seen twice, and the camera.
+
+        Returns the camera and the information (6f + 5, 6f + 5) of free keyframes and calibration.
+        """
+        seen = self.seen() & self.points.mature
+        chosen = np.flatnonzero(seen.sum(axis=0) >= 2)
+        point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
+        free = np.arange(len(self)) >= max(1, len(self) - num_free)
+        rotations, translations, camera, positions, information = adjust_window(
+            self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
+            point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
+            belief.mean, belief.information, iterations,
+        )  # fmt: skip
+        self.poses = SE3(rotations, translations)
+        self.points.position[chosen] = positions
+        return camera, information
+
+    def reject(self, camera: Array, max_error_px: float) -> None:
+        """Removes observations that disagree with their point, and points left with fewer than two."""
+        mature, seen = self.points.mature, self.seen()
+        for k in range(len(self)):
+            which = np.flatnonzero(seen[k] & mature)
+            errors = reprojection_errors(
+                self.poses[k], camera, self.points.position[which], self.observed[k, which]
+            )
+            self.observed[k, which[errors > max_error_px]] = np.nan
+        seen = self.seen()
+        self.points.followed &= seen[-1] | ~mature
+        self.keep_points(~mature | (seen.sum(axis=0) >= 2))
+
+    def snapshot(self) -> dict[str, NDArray]:
+        state = {f"point_{f.name}": getattr(self.points, f.name).copy() for f in fields(Points)}
+        state |= {"frames": self.frames.copy(), "observed": self.observed.copy()}
+        return state | {"rotation": self.poses.rotation.copy(), "translation": self.poses.translation.copy()}
+
+    @staticmethod
+    def restored(state: Mapping[str, NDArray]) -> LocalMap:
+        out = LocalMap()
+        out.points = Points(**{f.name: state[f"point_{f.name}"].copy() for f in fields(Points)})
+        out.frames, out.observed = state["frames"].copy(), state["observed"].copy()
+        out.poses = SE3(state["rotation"].copy(), state["translation"].copy())
+        return out

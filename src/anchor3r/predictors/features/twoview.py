@@ -1,0 +1,67 @@
+"""Two views that start a local map: essential matrix, motion, first points, and whether to believe them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+
+from anchor3r.geometry import SE3, Array
+from anchor3r.predictors.features.projection import rays, triangulate
+
+_MIN_AGREEING = 0.6
+_FAR = 1e4
+"""Points farther than this many baselines do not count as in front of the cameras."""
+
+
+@dataclass(frozen=True)
+class TwoView:
+    """A relative pose whose unit is the median depth of its points."""
+
+    second_from_first: SE3
+    position: Array
+    """(n, 3) in the first camera; NaN where the correspondence was not believed"""
+    parallax_rad: Array
+    """(n,) angle between the two rays"""
+
+
+def relate_two_views(
+    first: Array, second: Array, camera: Array, max_error_px: float, min_points: int
+) -> TwoView | None:
+    """Relative pose and points from pixels (n, 2) in two views, or None if too few of them agree on one."""
+    if len(first) < min_points:
+        return None
+    one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
+    essential, inlier = cv2.findEssentialMat(
+        one, other, np.eye(3), method=cv2.USAC_MAGSAC, prob=0.9999, threshold=max_error_px / camera[0]
+    )
+    if essential is None or essential.shape != (3, 3):
+        return None
+    agreeing, rotation, translation, _, _ = cv2.recoverPose(
+        essential, one, other, np.eye(3), distanceThresh=_FAR, mask=inlier
+    )
+    if agreeing < max(min_points, _MIN_AGREEING * len(first)):
+        return None
+    return _with_points(
+        SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0]),
+        first,
+        second,
+        camera,
+        max_error_px,
+        min_points,
+    )
+
+
+def _with_points(
+    pose: SE3, first: Array, second: Array, camera: Array, max_error_px: float, min_points: int
+) -> TwoView | None:
+    rotations = np.stack([np.eye(3), pose.rotation])
+    translations = np.stack([np.zeros(3), pose.translation])
+    position, error, parallax = triangulate(rotations, translations, camera, np.stack([first, second]), 3)
+    believed = error < max_error_px
+    if believed.sum() < max(min_points, _MIN_AGREEING * len(first)):
+        return None
+    unit = float(np.median(position[believed, 2]))
+    position[~believed] = np.nan
+    return TwoView(SE3(pose.rotation, pose.translation / unit), position / unit, parallax)

@@ -1,0 +1,85 @@
+"""From a name on the command line to a predictor."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.predictors.prediction import Predictor
+
+TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetensors"
+"""The network that ships with the package."""
+_KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:DEGREES,FRACTION]"
+
+
+def load_predictor(name: str = "auto", *, window: int | None = None, seed: int = 0) -> Predictor:
+    """Builds the predictor of a name; `window` None is the predictor's own.
+
+    "auto" is the best that this machine can run; "tiny" the network that ships; "features" classical
+    geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
+    window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
+    """
+    kind, _, argument = name.partition(":")
+    if kind == "ground-truth":
+        return _ground_truth(argument, window, seed)
+    if kind == "vggt" and argument:
+        return _vggt(Path(argument), window)
+    if name == "features":
+        return _features(window)
+    if name in ("auto", "tiny"):
+        return _network(TINY_WEIGHTS, window)
+    if Path(name).is_file():
+        return _network(Path(name), window)
+    raise Anchor3RError(f"there is no predictor {name!r}, nor a file of that name; there are: {_KNOWN}")
+
+
+def _network(checkpoint: Path, window: int | None) -> Predictor:
+    if not checkpoint.is_file():
+        raise Anchor3RError(
+            f"this installation lacks the weights of the tiny network ({checkpoint}); "
+            f"reinstall it, or choose another --predictor: {_KNOWN}"
+        )
+    from anchor3r.predictors.network import NetworkPredictor
+
+    return NetworkPredictor.load(checkpoint, window=window)
+
+
+def _vggt(checkpoint: Path, window: int | None) -> Predictor:
+    from anchor3r.predictors.vggt import VGGTPredictor, VGGTPredictorConfig
+
+    return VGGTPredictor.load(checkpoint, VGGTPredictorConfig(**_given(window=window)))
+
+
+def _features(window: int | None) -> Predictor:
+    from anchor3r.predictors.features.config import FeaturesConfig
+    from anchor3r.predictors.features.predictor import FeaturesPredictor
+
+    return FeaturesPredictor(FeaturesConfig(**_given(window=window)))
+
+
+def _ground_truth(argument: str, window: int | None, seed: int) -> Predictor:
+    from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
+
+    try:
+        rotation_deg, translation_fraction = map(float, (argument or "0,0").split(","))
+    except ValueError:
+        rotation_deg = translation_fraction = math.nan
+    if not (math.isfinite(rotation_deg) and math.isfinite(translation_fraction)):
+        raise Anchor3RError(
+            f"ground-truth:{argument} does not say how noisy it should be; "
+            "write for example ground-truth:0.2,0.02 for 0.2 degrees and 2 % of the length"
+        )
+    config = GroundTruthConfig(
+        rotation_deg=rotation_deg,
+        translation_fraction=translation_fraction,
+        seed=seed,
+        **_given(window=window),
+    )
+    return GroundTruthPredictor(config)
+
+
+def _given(**values: int | None) -> dict[str, Any]:
+    """Those that are not left to the config's own default."""
+    return {name: value for name, value in values.items() if value is not None}
