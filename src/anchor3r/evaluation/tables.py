@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.results import Metrics, Results, published_lengths, published_rows
@@ -82,7 +83,7 @@ def metric_table(rows: Sequence[Row], sequences: Sequence[str], metric: str) -> 
 
 def _marked(values: Sequence[float | None], about: Column) -> list[str]:
     """Cells of one column, the best two marked by what is printed, so that equal prints are marked alike."""
-    printed = [NOT_RUN if value is None else f"{value:.{about.digits}f}" for value in values]
+    printed = [NOT_RUN if value is None or isnan(value) else f"{value:.{about.digits}f}" for value in values]
     ranks = sorted({float(text) for text in printed if text != NOT_RUN}, reverse=about.higher_is_better)
     if len(ranks) < 2:
         return printed
