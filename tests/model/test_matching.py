@@ -38,7 +38,9 @@ def test_an_untrained_matcher_finds_a_shift_by_whole_cells(shift: tuple[int, int
     torch.manual_seed(0)
     config = MatchingConfig()
     stem, matcher = ConvStem(config, 32), Matcher(config)
-    big = torch.nn.functional.interpolate(torch.rand(1, 3, 60, 70), scale_factor=3, mode="bicubic").clamp(0, 1)
+    big = torch.nn.functional.interpolate(torch.rand(1, 3, 60, 70), scale_factor=3, mode="bicubic").clamp(
+        0, 1
+    )
     dx, dy = shift
     current = big[:, :, 40:136, 40:168]
     other = big[:, :, 40 - dy : 136 - dy, 40 - dx : 168 - dx]

@@ -74,6 +74,7 @@ _COLUMNS: dict[str, tuple[type, tuple[int, ...], float]] = {
     "information": (np.float64, (6, 6), np.nan),
 }
 _FORMAT_VERSION = 1
+_ROTATION_TOLERANCE = 1e-3  # of RᵀR - 1: single precision and printed digits pass, garbage does not
 
 
 class MotionGraph:
@@ -199,4 +200,35 @@ class MotionGraph:
                 raise Anchor3RError(f"{path}: column '{name}' should be {(count, *shape)}, is {found}")
             columns[name] = columns[name].astype(dtype)
         columns.setdefault("information", np.broadcast_to(np.nan, (count, 6, 6)))
-        return MotionGraph.from_edges(Edges(**columns))
+        edges = Edges(**columns)
+        if count:
+            check_edges(edges, str(path))
+        return MotionGraph.from_edges(edges)
+
+
+def check_edges(edges: Edges, source: str) -> None:
+    """Refuses edges that no solver can work with; says which one, and of which source (a file, a program)."""
+    if len(edges) == 0:
+        raise Anchor3RError(
+            f"{source}: the graph has no edges, so there is nothing to solve; add measurements"
+        )
+    finite = np.all(np.isfinite(edges.rotation), axis=(1, 2))
+    rotation = np.where(finite[:, None, None], edges.rotation, np.eye(3))
+    gram = np.einsum("eki,ekj->eij", rotation, rotation) - np.eye(3)
+    reasons = {
+        "a negative frame index": (edges.frame_i < 0) | (edges.frame_t < 0),
+        "a frame joined to itself": edges.frame_i == edges.frame_t,
+        "a rotation that is not finite": ~finite,
+        "a translation that is not finite": ~np.isfinite(edges.translation).all(1),
+        "a weight that is not finite and >= 0": ~(np.isfinite(edges.weight) & (edges.weight >= 0)),
+        "a matrix that is not a rotation": (np.abs(gram).max((1, 2)) > _ROTATION_TOLERANCE)
+        | (np.linalg.det(rotation) < 0),
+        "an unknown kind": ~np.isin(edges.kind, list(EdgeKind)),
+    }
+    for reason, bad in reasons.items():
+        if bad.any():
+            e = int(np.argmax(bad))
+            raise Anchor3RError(
+                f"{source}: edge {e} (frames {edges.frame_i[e]} and {edges.frame_t[e]}) has {reason} "
+                f"({int(bad.sum())} of {len(edges)} edges in all); correct or remove them"
+            )

@@ -22,6 +22,9 @@ class OptimiserConfig:
 
     learning_rate: float = 1e-4
     """Peak."""
+    head_factor: float = 1.0
+    """Learning rate of the prediction heads over that of the rest. Below 1 where batches are small: else the
+    heads follow the last few clips, and the rest has nothing steady to learn from."""
     warmup_steps: int = 2_000
     """Steps of linear rise to the peak."""
     final_fraction: float = 0.01
@@ -131,8 +134,11 @@ def tiny() -> Recipe:
             scale="metric", points="log_depth", match_weight=0.5, camera_weight=2.0, max_depth=100.0
         ),
         data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
-        optimiser=OptimiserConfig(learning_rate=7e-4, warmup_steps=300, final_fraction=0.02),
-        steps=40_000,
+        optimiser=OptimiserConfig(
+            learning_rate=6e-4, head_factor=0.2, warmup_steps=200, final_fraction=0.02, betas=(0.9, 0.98)
+        ),
+        accumulate=2,
+        steps=30_000,
         ema_decay=0.998,
         known_camera_probability=0.8,
     )

@@ -97,7 +97,7 @@ class Trainer:
             self.step += 1
             rate = frames / (time.monotonic() - began)
             if self.journal and (self.step % config.log_every == 0 or self.step == last):
-                lr = self.optimiser.param_groups[0]["lr"]
+                lr = recipe.optimiser.rate(self.step - 1, recipe.steps)
                 self.journal.log(self.step, terms | {"lr": lr, "frames_per_s": rate, "skipped": self.skipped})
             if self.step % config.validate_every == 0 or self.step == last:
                 self._validate()
@@ -124,8 +124,9 @@ class Trainer:
             self._skip()
             return terms
         self.bad_steps = 0
-        for parameters in self.optimiser.param_groups:
-            parameters["lr"] = recipe.optimiser.rate(self.step, recipe.steps)
+        rate = recipe.optimiser.rate(self.step, recipe.steps)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group["factor"]
         self.optimiser.step()
         self._update_ema()
         return terms | {"gradient_norm": norm}
@@ -219,12 +220,20 @@ class _Swapped:
 
 
 def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW that decays matrices only."""
+    """AdamW that decays matrices only; `factor` of a group scales its learning rate."""
     config = recipe.optimiser
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {
+                "params": parameters,
+                "weight_decay": config.weight_decay if is_matrix else 0.0,
+                "factor": config.head_factor if in_head else 1.0,
+            }
+            for (in_head, is_matrix), parameters in groups.items()
+        ],
+        lr=config.learning_rate,
+        betas=config.betas,
+    )

@@ -1,0 +1,78 @@
+"""`anchor3r demo`: the whole way from images to a map, on a world that is rendered on the spot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anchor3r.commands.map import NOT_A_RECONSTRUCTION, make_map
+
+if TYPE_CHECKING:
+    from anchor3r.geometry import Sim3
+    from anchor3r.outputs.pointcloud import Cloud
+
+STAND_IN = "ground-truth:0.2,0.02"
+"""What measures where the network's weights are missing."""
+VOXEL_M = 0.1
+
+
+def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:
+    """Render a looping world, map it and compare with ground truth.
+
+    Leaves the map, its trajectories (TUM), its point cloud (PLY), pictures and summary.json.
+
+    Args:
+        out: Folder for everything.
+        seed: Of the world.
+        frames: How many to map.
+    """
+    from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.sources import open_source
+
+    name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
+    if name == STAND_IN:
+        print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
+    with open_source(f"world:{seed}?motion=grid&frames={frames}") as world:
+        summary = make_map(
+            world, load_predictor(name), out / "map", cut={"start": 0, "stride": 1}, overwrite=True
+        )
+    summary["trajectories"] = evaluate(out)
+    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
+    for poses, metrics in summary["trajectories"].items():
+        print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")
+    print(f"everything is in {out}")
+
+
+def evaluate(out: Path) -> dict[str, dict[str, Any]]:
+    """Scores every trajectory of out/map against the ground truth; draws and writes the cloud of the best."""
+    import numpy as np
+
+    from anchor3r.evaluation.metrics import Alignment
+    from anchor3r.evaluation.runner import score_poses
+    from anchor3r.outputs.picture import TRUTH, write_topdown
+    from anchor3r.outputs.pointcloud import map_clouds, voxel_downsampled, write_ply
+    from anchor3r.store import load_map
+
+    with load_map(out / "map") as made:
+        metrics, scored = score_poses(made, Alignment.SIM3, out, "demo")
+        best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
+        errors = scored[best].errors
+        paths = {TRUTH: errors.world_from_true.translation}
+        paths |= {name: found.errors.world_from_estimated.translation for name, found in scored.items()}
+        voxel = VOXEL_M / float(errors.true_from_estimated.scale)
+        clouds = list(voxel_downsampled(map_clouds(made, poses=best), voxel, scratch=out))
+        write_ply(out / "cloud.ply", clouds)
+        in_true_world = moved(clouds, errors.true_from_estimated)
+        write_topdown(out / "map.png", in_true_world, paths, title=f"{made.num_frames} frames, {best} poses")
+    return metrics
+
+
+def moved(clouds: Iterable[Cloud], new_from_old: Sim3) -> Iterator[Cloud]:
+    """The same points in another world."""
+    from anchor3r.outputs.pointcloud import Cloud
+
+    for cloud in clouds:
+        yield Cloud(new_from_old.apply(cloud.points), cloud.colours, cloud.confidence)

@@ -1,0 +1,203 @@
+"""`anchor3r map`: a source streamed into a map."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from anchor3r.commands.progress import progress
+from anchor3r.errors import Anchor3RError
+
+if TYPE_CHECKING:
+    from anchor3r.mapping import Mapper
+    from anchor3r.predictors import Predictor
+    from anchor3r.sources import Source
+    from anchor3r.store import MapWriter
+
+Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
+
+
+def map_source(
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")],
+    out: Path,
+    predictor: str = "auto",
+    window: int | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    stride: int = 1,
+    resume: Switch = False,
+    overwrite: Switch = False,
+    keep_images: bool = True,
+    seed: int = 0,
+    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Stream a source into a map.
+
+    It can be killed at any moment and goes on with --resume to the same result, and it can be looked at and
+    exported while it grows.
+
+    Args:
+        source: A folder or pattern of images, a video, camera:0, an rtsp or http address, kitti:ROOT/00,
+            tum:DIR, 7scenes:DIR or world:SEED.
+        out: Folder of the map.
+        predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
+        window: Frames in a window; the predictor's own if not given.
+        start: First frame.
+        stop: Frame to stop before; a resumed map may go on beyond its first one.
+        stride: Take one frame out of so many.
+        resume: Go on with the map in that folder, if there is one.
+        overwrite: Replace the map in that folder, if there is one.
+        keep_images: Keep a small JPEG of every frame, for loop closure and viewing.
+        seed: Of every random choice.
+        as_json: Print the summary as JSON, and nothing else, to the standard output.
+    """
+    from anchor3r.predictors.loading import load_predictor
+    from anchor3r.sources import open_source
+
+    if resume and overwrite:
+        raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
+    with open_source(source, start=start, stop=stop, stride=stride) as frames:
+        summary = make_map(
+            frames,
+            load_predictor(predictor, window=window, seed=seed),
+            out,
+            cut={"start": start, "stride": stride},
+            loaded_as={"name": _absolute(predictor), "window": window, "seed": seed},
+            seed=seed,
+            keep_images=keep_images,
+            resume=resume,
+            overwrite=overwrite,
+        )
+    print(json.dumps(summary) if as_json else _in_words(summary))
+
+
+def make_map(
+    source: Source,
+    predictor: Predictor,
+    out: Path,
+    *,
+    cut: dict[str, int],
+    loaded_as: dict[str, Any] | None = None,
+    seed: int = 0,
+    keep_images: bool = True,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Maps a source into a folder, with a progress bar, and returns a summary (JSON).
+
+    loaded_as: arguments of `load_predictor`, by which a refinement finds the same predictor again.
+    """
+    from anchor3r.graph.online import OnlineConfig
+    from anchor3r.mapping import Mapper, MapperConfig
+    from anchor3r.predictors.ground_truth import GroundTruthPredictor
+    from anchor3r.store import MapWriter, StoreConfig
+
+    invented = isinstance(predictor, GroundTruthPredictor)
+    if invented:
+        _insist_on_ground_truth(source, cut["start"])
+    config = MapperConfig(online=OnlineConfig(seed=seed))
+    identity = {"source": source.uri, **cut, "mapper": asdict(config)}
+    identity |= {"predictor": predictor.name, "window": predictor.window}
+    begin = MapWriter.resume if resume else MapWriter.create
+    options: dict[str, Any] = {} if resume else {"overwrite": overwrite}
+    with begin(out, identity, config=StoreConfig(keep_images=keep_images), **options) as store:
+        store.write_meta(ground_truth_predictor=invented, num_frames=source.num_frames, versions=_versions())
+        if loaded_as is not None:
+            store.write_meta(loaded_as=loaded_as)
+        started, last_stored = time.monotonic(), store.last_frame
+        num_steps = _stream(Mapper(predictor, store, config), store, source, cut)
+        seconds = time.monotonic() - started
+    return {
+        **_summary(out),
+        "skipped": source.skipped,
+        "seconds": round(seconds, 3),
+        "frames_per_second": round(num_steps / seconds, 2),
+        "resumed_after": last_stored if resume and last_stored >= 0 else None,
+        "replay_is_exact": store.replay_is_exact,
+    }
+
+
+def _absolute(predictor: str) -> str:
+    """The name of a predictor, valid in any folder."""
+    kind, colon, path = predictor.rpartition(":")
+    return f"{kind}{colon}{Path(path).resolve()}" if Path(path).is_file() else predictor
+
+
+def _stream(mapper: Mapper, store: MapWriter, source: Source, cut: dict[str, int]) -> int:
+    """Maps every frame and returns how many; whatever ends it early, says how to go on."""
+    last_stored, count = store.last_frame, 0
+    try:
+        with progress("mapping", source.num_frames, "frames") as advance:
+            for update in mapper.run(source):
+                count += 1
+                done = (update.frame - cut["start"]) // cut["stride"] + 1
+                advance(done, "replaying" if update.frame <= last_stored else "mapping")
+    except (Anchor3RError, KeyboardInterrupt) as error:
+        if store.last_frame < 0:
+            raise
+        hint = f"the map so far is in {store.folder}; the same command with --resume goes on with it"
+        if isinstance(error, KeyboardInterrupt):
+            print(f"anchor3r: {hint}", file=sys.stderr)
+            raise
+        raise Anchor3RError(f"{error}\n{hint}") from error
+    return count
+
+
+def _insist_on_ground_truth(source: Source, first: int) -> None:
+    """What comes out of the ground truth must not pass for a reconstruction of anything else."""
+    if not source.seekable or source.read(first).camera_from_world is None:
+        raise Anchor3RError(
+            f"{source.uri} has no ground truth, which the ground-truth predictor would take its poses from; "
+            "choose another --predictor, or a source such as world:7"
+        )
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    """What is in the map now."""
+    from anchor3r.predictors import Status
+    from anchor3r.store import load_map
+
+    with load_map(out) as made:
+        frames, trajectory, meta = made.frames(), made.trajectory(), made.meta
+    assert trajectory.component is not None
+    return {
+        "map": str(out),
+        "source": meta["identity"]["source"],
+        "predictor": meta["identity"]["predictor"],
+        "ground_truth_predictor": meta["ground_truth_predictor"],
+        "frames": len(frames),
+        "with_pose": len(trajectory),
+        "lost": frames.count(Status.LOST),
+        "components": len(set(trajectory.component.tolist())),
+    }
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    lines = [
+        f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
+        f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
+    ]
+    if summary["ground_truth_predictor"]:
+        lines.append(NOT_A_RECONSTRUCTION)
+    if summary["resumed_after"] is not None:
+        lines.append(f"went on after frame {summary['resumed_after']}")
+    if summary["skipped"]:
+        lines.append(f"{summary['skipped']} frames could not be decoded and were skipped")
+    if summary["components"] > 1:
+        lines.append(
+            f"tracking broke: {summary['components']} components, which no measurement relates; "
+            f"{summary['lost']} frames are lost"
+        )
+    return "\n".join(lines)
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("anchor3r", "numpy", "torch")}

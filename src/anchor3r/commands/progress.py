@@ -1,0 +1,36 @@
+"""A progress bar with rate and remaining time on the standard error; silent where that is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int, str], None]]:
+    """Yields `advance(done, label)`, where `done` counts from 0 to `total` (None: not known)."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class RateColumn(ProgressColumn):
+        """Units a second over the last seconds."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.1f} {unit}/s" if task.speed else "")
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn()]
+    columns += [TimeRemainingColumn()] if total is not None else [TimeElapsedColumn()]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda done, label: bar.update(task, completed=done, description=label)

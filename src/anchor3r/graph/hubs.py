@@ -1,0 +1,153 @@
+"""The motion graph from afar: one row every few frames, joined by odometry and by loop events.
+
+Odometry is rigid enough between neighbouring rows ("hubs") that a loop event may be hung onto the nearest
+ones. The graph is small, so that loops of any length are closed on it from scratch: chordal start, then
+robust Gauss–Newton. The frames between hubs follow. n frames, h hubs, q neighbours, k events.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from anchor3r.geometry import SE3
+from anchor3r.graph.chordal import chordal_poses
+from anchor3r.graph.components import Topology
+from anchor3r.graph.gauss_newton import Belief, PoseProblem, minimise
+from anchor3r.graph.motion_graph import EdgeKind, Edges
+from anchor3r.graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.graph.step_solvers import NO_TIES, DirectSolver
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+_WIDTH_SQ = 49.0  # of the Geman–McClure loss
+_MEDIAN_CHI_SQ_6 = 5.348
+_MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-3
+
+
+class Sigmas(NamedTuple):
+    """Standard deviations about and along each axis."""
+
+    rotation_rad: NDArray[np.floating]
+    distance: NDArray[np.floating]
+
+
+class Hubs(NamedTuple):
+    """Where the hubs are."""
+
+    hub: Int
+    """(n,) hub of each frame"""
+    row: Int
+    """(h,) frame that each hub stands at, its first"""
+    earlier: Int
+    """(q,) hubs that odometry joins: each and the next one of its track"""
+    later: Int
+    """(q,)"""
+
+
+class Claims(NamedTuple):
+    """What k loop events claim: seen from frame `match`, frame `anchor` is at `pose` (odometry's world)."""
+
+    match: Int
+    anchor: Int
+    pose: SE3
+
+
+def make_hubs(edges: Edges, topology: Topology, hub_frames: int) -> Hubs:
+    """Hubs at every hub_frames-th frame and wherever a track begins."""
+    n = len(topology.frames)
+    window = (edges.kind == EdgeKind.WINDOW) & (edges.weight > 0)
+    joined = coo_array((np.ones(window.sum()), (topology.i[window], topology.t[window])), shape=(n, n))
+    _, track = connected_components(joined, directed=False)
+    begins = np.arange(n) % hub_frames == 0
+    begins[1:] |= track[1:] != track[:-1]
+    row = np.flatnonzero(begins)
+    by_track = np.argsort(track[row], kind="stable")
+    same = track[row[by_track[1:]]] == track[row[by_track[:-1]]]
+    return Hubs(np.cumsum(begins) - 1, row, by_track[:-1][same], by_track[1:][same])
+
+
+def close_loops(
+    hubs: Hubs, odometry: SE3, claims: Claims, odometry_sigmas: Sigmas, claim_sigmas: Sigmas
+) -> SE3:
+    """Poses (n,) of all frames that agree with odometry (sigmas of q steps) and claims (sigmas of k) best."""
+    if len(claims.match) == 0:
+        return odometry
+    at_hubs = odometry[hubs.row]
+    steps = at_hubs[hubs.earlier] @ at_hubs[hubs.later].inverse()
+    hub_t = hubs.hub[claims.anchor]
+    claimed = at_hubs[hub_t] @ odometry[claims.anchor].inverse() @ claims.pose
+    loops = at_hubs[hubs.hub[claims.match]] @ claimed.inverse()
+    i = np.concatenate([hubs.earlier, hubs.hub[claims.match]])
+    t = np.concatenate([hubs.later, hub_t])
+    sigmas = [np.concatenate(pair) for pair in zip(odometry_sigmas, claim_sigmas, strict=True)]
+    keep = i != t
+    kind = np.repeat([EdgeKind.WINDOW, EdgeKind.LOOP], [len(hubs.earlier), len(hub_t)])
+    information = np.stack([sigma**-2.0 for sigma in sigmas], -1)[keep].astype(np.float64)
+    edges = PoseEdges(
+        i[keep], t[keep],
+        np.concatenate([steps.rotation, loops.rotation])[keep],
+        np.concatenate([steps.translation, loops.translation])[keep],
+    )  # fmt: skip
+    solved = _solve(edges, information, kind[keep] == EdgeKind.LOOP, at_hubs)
+    return _follow(hubs, odometry, solved)
+
+
+def _solve(edges: PoseEdges, information: Float, is_loop: NDArray[np.bool_], start: SE3) -> SE3:
+    """Poses of the hubs."""
+    topology = _topology(edges.i.astype(np.int64), edges.t.astype(np.int64), len(start))
+    chordal = chordal_poses(topology, edges.rotation, edges.translation, information[:, 0], information[:, 1])
+    state = PoseState.of(chordal)
+
+    def believe(state: PoseState) -> Belief | None:
+        """Loops are believed less while they are still far from closed."""
+        square = np.empty(len(edges.i))
+        squared_errors(edges, state, information, square)
+        doubt = max(1.0, float(np.median(square[is_loop])) / _MEDIAN_CHI_SQ_6) if is_loop.any() else 1.0
+        if believed and abs(doubt - believed[-1]) <= 0.1 * believed[-1]:
+            return None
+        believed.append(doubt)
+        return Belief(information * np.where(is_loop, 1 / doubt, 1.0)[:, None], _WIDTH_SQ)
+
+    believed: list[float] = []
+    used = np.ones(len(edges.i), bool)
+    problem = PoseProblem(edges, used, NO_TIES, topology.gauge, False)
+    solver = DirectSolver(edges, NO_TIES, used, len(start), 6)
+    state, _ = minimise(
+        problem,
+        state,
+        believe,
+        solver,
+        max_iterations=_MAX_ITERATIONS,
+        relative_tolerance=_RELATIVE_TOLERANCE,
+    )
+    solved = state.poses()
+    # The first hub of each component is back where odometry has it.
+    gauge = topology.gauge[topology.component]
+    return solved @ solved[gauge].inverse() @ start[gauge]
+
+
+def _topology(i: Int, t: Int, num: int) -> Topology:
+    joined = coo_array((np.ones(len(i)), (i, t)), shape=(num, num))
+    _, component = connected_components(joined, directed=False)
+    _, gauge = np.unique(component, return_index=True)
+    return Topology(np.arange(num), i, t, component.astype(np.int64), gauge)
+
+
+def _follow(hubs: Hubs, odometry: SE3, solved: SE3) -> SE3:
+    """Frames between two hubs of a track move with both, more with the nearer one."""
+    n = len(odometry)
+    following = np.arange(len(hubs.row))
+    following[hubs.earlier] = hubs.later
+    here, there = hubs.hub, following[hubs.hub]
+    span = np.maximum(hubs.row[there] - hubs.row[here], 1)
+    part = np.clip((np.arange(n) - hubs.row[here]) / span, 0, 1)
+    old = odometry[hubs.row]
+    first = odometry @ (old[here].inverse() @ solved[here])
+    second = odometry @ (old[there].inverse() @ solved[there])
+    return first @ SE3.exp(part[:, None] * (first.inverse() @ second).log())

@@ -1,0 +1,243 @@
+"""Joint refinement: rotations, centres and, if free, units of all frames in one robust least-squares problem.
+
+Every edge adds its error in the metric of its noise, under a Geman–McClure loss. Noise is that of information
+matrices where edges carry them; else it is measured on the graph itself at the current state (`noise`), wide
+while loops are still open and narrower with every step, which is what graduates the loss. Loop events are
+judged first (`events`), and once more at the end; those that contradict the rest are cut as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3
+from anchor3r.graph.chordal import chordal_initialisation
+from anchor3r.graph.components import Topology, topology_of
+from anchor3r.graph.events import EventConfig, EventVerdicts, judge_events
+from anchor3r.graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
+from anchor3r.graph.motion_graph import EdgeKind, Edges, MotionGraph
+from anchor3r.graph.noise import Believer
+from anchor3r.graph.online import estimate_trajectory
+from anchor3r.graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.graph.report import Report, Status, Stopwatch
+from anchor3r.graph.scale import (
+    ScaleConfig,
+    average_scales,
+    carried_ties,
+    expected_walk,
+    in_one_unit,
+    joined,
+    walk_ties,
+)
+from anchor3r.graph.step_solvers import NO_TIES, DirectSolver, ScaleTies, TwoLevelSolver
+
+_MAX_REACH = 32  # frames that an edge of the chain spans at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineConfig:
+    """What is minimised and when it is good enough."""
+
+    loss: Literal["gm", "none"] = "gm"
+    """Geman–McClure with loop events judged, or plain least squares for graphs without outliers."""
+    scale: Literal["fixed", "free"] = "fixed"
+    """Whether all windows have one unit, or each its own that drifts from frame to frame."""
+    width: float = 7.0
+    """Error, in standard deviations, at which an edge has lost three quarters of its weight."""
+    max_iterations: int = 100
+    """Steps at most."""
+    relative_tolerance: float = 1e-4
+    """Converged when a step lowers the cost by less than this part of it; "none" takes 1e-5 of this."""
+    direct_size: int = 6000
+    """Steps are exact while frames × frames that a window spans is at most this; else conjugate gradients."""
+    inner_tolerance: float = 0.1
+    """Of conjugate gradients, relative to the gradient."""
+    inner_iterations: int = 100
+    """Of conjugate gradients, at most in a step."""
+    events: EventConfig = EventConfig()
+    """How loop events are judged."""
+    scales: ScaleConfig = ScaleConfig()
+    """How units are averaged where they are free."""
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("gm", "none") or self.scale not in ("fixed", "free"):
+            raise ValueError(f"loss is gm or none, scale is fixed or free: {self}")
+        if not (self.width > 0 and self.relative_tolerance > 0 and 0 < self.inner_tolerance < 1):
+            raise ValueError(f"width and tolerances must be positive, inner_tolerance below 1: {self}")
+        if self.max_iterations < 1 or self.inner_iterations < 1:
+            raise ValueError(f"iterations must be at least 1: {self}")
+
+
+_DEFAULT = RefineConfig()
+_NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class RefinedPoses:
+    """The answer, by the graph's frames (n,)."""
+
+    camera_from_world: SE3
+    """the first frame of each component is where the start had it"""
+    log_scale: NDArray[np.float64]
+    """(n,) log of each window's unit, in that of the first frame's; 0 if units are fixed"""
+    events: EventVerdicts | None
+    """on every loop event; None if they were not judged (loss "none")"""
+
+
+def refine_poses(
+    graph: MotionGraph,
+    initial: SE3,
+    config: RefineConfig = _DEFAULT,
+    *,
+    odometry: SE3 | None = None,
+    vouched: NDArray[np.int64] = _NOBODY,
+) -> tuple[RefinedPoses, Report]:
+    """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
+
+    odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and units are fixed.
+    vouched: groups of loop events that are believed without being judged.
+    With "gm" the start is `initial` or the odometry with its believed loops closed, whichever costs less;
+    with "none" both `initial` and the chordal start are tried to the end.
+    """
+    stopwatch = Stopwatch()
+    edges = graph.edges
+    topology = topology_of(edges)
+    n = len(topology.frames)
+    if len(initial) != n:
+        raise ValueError(f"{len(initial)} initial poses for {n} frames")
+    if not np.any(edges.weight > 0):
+        nothing = Outcome(Status.TRIVIAL, 0, 0, 0.0, 0.0)
+        return RefinedPoses(initial, np.zeros(n), None), _report(graph, topology, nothing, stopwatch, {})
+    log_scale, ties = _initial_scales(graph, topology, config)
+    refinement = _Refinement(edges, topology, ties, config)
+    starts, verdicts = [initial], None
+    if config.loss == "none":
+        starts.append(chordal_initialisation(graph))
+    elif np.any(edges.kind == EdgeKind.LOOP):
+        metric_edges = in_one_unit(edges, log_scale, topology) if config.scale == "free" else edges
+        if odometry is None or config.scale == "free":
+            odometry = estimate_trajectory(metric_edges, topology=topology)
+        verdicts, closed = judge_events(
+            metric_edges, odometry, config.events, topology=topology, vouched=vouched
+        )
+        refinement.cut(verdicts.rejected_groups())
+        # An open loop may cost less than one that is closed against the odometry.
+        starts = [closed] if len(vouched) else [initial, closed]
+    states = [PoseState.of(start, log_scale) for start in starts]
+    state, outcome = refinement.run(states)
+    if verdicts is not None:
+        judged = verdicts.group[verdicts.accepted]
+        contradicted = refinement.contradicted(judged[~np.isin(judged, vouched)], state)
+        if len(contradicted):
+            verdicts = verdicts.without(contradicted)
+            refinement.cut(contradicted)
+            state, outcome = refinement.run([state])
+    details = refinement.details() | {"inner_iterations": outcome.inner_iterations}
+    if verdicts is not None:
+        details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
+    return RefinedPoses(state.poses(), state.log_scale, verdicts), _report(
+        graph, topology, outcome, stopwatch, details
+    )
+
+
+def _report(
+    graph: MotionGraph, topology: Topology, outcome: Outcome, stopwatch: Stopwatch, details: dict[str, Any]
+) -> Report:
+    return Report(
+        status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
+        initial_cost=outcome.initial_cost, num_frames=len(topology.frames), num_edges=len(graph),
+        num_components=topology.num_components, cpu_seconds=stopwatch.seconds(), details=details,
+    )  # fmt: skip
+
+
+def _initial_scales(
+    graph: MotionGraph, topology: Topology, config: RefineConfig
+) -> tuple[NDArray[np.float64], ScaleTies]:
+    if config.scale == "fixed":
+        return np.zeros(len(topology.frames)), NO_TIES
+    log_scale, report = average_scales(graph, config.scales)
+    walk = walk_ties(topology, expected_walk(log_scale, report))
+    return log_scale, joined(carried_ties(graph.edges, topology), walk)
+
+
+class _Refinement:
+    """One graph's problem: which edges take part, how far they are believed, how it is solved."""
+
+    def __init__(self, edges: Edges, topology: Topology, ties: ScaleTies, config: RefineConfig) -> None:
+        self._edges, self._topology, self._ties, self._config = edges, topology, ties, config
+        self._pose_edges = PoseEdges(
+            topology.i.astype(np.int32), topology.t.astype(np.int32), edges.rotation, edges.translation
+        )
+        self._used = edges.weight > 0
+
+    def cut(self, groups: NDArray[np.int64]) -> None:
+        """Leaves all edges of some groups out."""
+        is_cut = np.zeros(int(self._edges.group.max()) + 1, bool)
+        is_cut[groups] = True
+        self._used = self._used & ~is_cut[self._edges.group]
+
+    def run(self, starts: list[PoseState]) -> tuple[PoseState, Outcome]:
+        """Minimises from the start that costs less, or from all of them if there are no outliers."""
+        config = self._config
+        # A frame that only cut edges joined is a component of its own.
+        topology = topology_of(
+            replace(self._edges, weight=np.where(self._used, self._edges.weight, 0.0)), self._topology.frames
+        )
+        problem = PoseProblem(
+            self._pose_edges, self._used, self._ties, topology.gauge, config.scale == "free"
+        )
+        solver = self._solver(problem)
+        if config.loss == "gm" and len(starts) > 1:
+            belief = self._believer()(starts[-1])
+            assert belief is not None
+            starts = [min(starts, key=lambda start: cost_at(problem, start, belief))]
+        tolerance = config.relative_tolerance * (1.0 if config.loss == "gm" else 1e-5)
+        best: tuple[PoseState, Outcome] | None = None
+        for start in starts:
+            believer = self._believer()
+            run = minimise(
+                problem, start, believer, solver,
+                max_iterations=config.max_iterations, relative_tolerance=tolerance,
+            )  # fmt: skip
+            if best is None or run[1].cost < best[1].cost:
+                best, self._believed = run, believer
+        assert best is not None
+        return best
+
+    def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
+        """Those of the groups whose edges have for the most part lost their weight."""
+        square = np.empty(len(self._used))
+        squared_errors(self._pose_edges, state, self._believed.information(), square)
+        lost = np.where(square > self._config.width**2, 1.0, -1.0)
+        size = int(self._edges.group.max()) + 1
+        balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
+        return groups[balance[groups] > 0]
+
+    def details(self) -> dict[str, Any]:
+        noise = self._believed.noise
+        kinds = [kind for kind in EdgeKind if np.isfinite(noise.rotation_rad[kind])]
+        return {
+            "rotation_noise_deg": {k.name.lower(): float(np.degrees(noise.rotation_rad[k])) for k in kinds},
+            "translation_noise": {k.name.lower(): noise.translation[k] for k in kinds},
+        }
+
+    def _believer(self) -> Believer:
+        config = self._config
+        width = config.width if config.loss == "gm" else np.inf
+        return Believer(self._edges, self._pose_edges, self._used, width=width)
+
+    def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
+        config, n = self._config, len(self._topology.frames)
+        arguments = (problem.edges, problem.ties, self._used, n, problem.block)
+        span = np.abs(self._topology.i - self._topology.t)[self._used & (self._edges.kind != EdgeKind.LOOP)]
+        span = span[span <= _MAX_REACH]
+        reach = int(np.quantile(span, 0.9)) if len(span) else 1
+        if n * reach <= config.direct_size:
+            return DirectSolver(*arguments)
+        return TwoLevelSolver(
+            *arguments, reach=reach, tolerance=config.inner_tolerance, max_iterations=config.inner_iterations
+        )

@@ -1,0 +1,18 @@
+"""The map on disk: append-only, crash-safe, readable while it grows."""
+
+from anchor3r.store.pointmaps import PointMap
+from anchor3r.store.reader import FrameTable, Map, Runtime, load_map
+from anchor3r.store.rows import ONLINE, Loop
+from anchor3r.store.writer import MapWriter, StoreConfig
+
+__all__ = [
+    "ONLINE",
+    "FrameTable",
+    "Loop",
+    "Map",
+    "MapWriter",
+    "PointMap",
+    "Runtime",
+    "StoreConfig",
+    "load_map",
+]

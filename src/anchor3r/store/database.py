@@ -1,0 +1,183 @@
+"""The file a map is kept in: its tables, how it is opened, and what SQLite's errors mean to a user.
+
+A map is a folder with one SQLite database in WAL mode: a frame's pose, edges, point map and picture become
+durable in one transaction, a reader may look on while it grows, and a crash at any moment leaves a valid map.
+Arrays are little-endian BLOBs; `EDGE` is the record of an edge.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from anchor3r.errors import Anchor3RError
+
+DATABASE = "map.sqlite"
+LOCK = "writer.lock"
+FORMAT_VERSION = 1
+_APPLICATION_ID = 0x41335230  # "A3R0", by which `file` and we know the database
+
+EDGE = np.dtype(
+    [
+        ("member", "<i8"),
+        ("rotation", "<f8", (3, 3)),
+        ("translation", "<f8", (3,)),
+        ("weight", "<f8"),
+        ("log_scale_ratio", "<f8"),
+        ("log_scale_sigma", "<f8"),
+    ]
+)
+"""One edge of a group, as `graph.Edges` has them in columns."""
+
+_SCHEMA = f"""
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {FORMAT_VERSION};
+-- what made the map; JSON
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+-- intrinsics: JSON of Pinhole, of the source's image; true_pose: 9 + 3 doubles, rotation and translation
+-- of camera_from_world; descriptor: floats
+CREATE TABLE frames (
+    frame INTEGER PRIMARY KEY, timestamp_s REAL NOT NULL, status TEXT NOT NULL,
+    intrinsics TEXT, true_pose BLOB, descriptor BLOB);
+-- name: 'online' or of a refinement; known_since: the anchor whose window gave the pose;
+-- pose: 9 + 3 doubles, camera_from_world rotation and centre; covariance: 36 doubles
+CREATE TABLE poses (
+    name TEXT NOT NULL, frame INTEGER NOT NULL, known_since INTEGER NOT NULL, component INTEGER NOT NULL,
+    pose BLOB NOT NULL, covariance BLOB, log_scale REAL NOT NULL, log_scale_sigma REAL NOT NULL,
+    PRIMARY KEY (name, frame)) WITHOUT ROWID;
+-- edges: records of EDGE; information: 36 doubles an edge; event: the loop that the group belongs to
+CREATE TABLE edge_groups (
+    id INTEGER PRIMARY KEY, anchor INTEGER NOT NULL, kind INTEGER NOT NULL,
+    edges BLOB NOT NULL, information BLOB, event INTEGER REFERENCES loops);
+CREATE UNIQUE INDEX windows ON edge_groups (anchor) WHERE kind = 0;
+CREATE INDEX group_events ON edge_groups (event) WHERE event IS NOT NULL;
+CREATE TABLE loops (
+    event INTEGER PRIMARY KEY, query INTEGER NOT NULL, match INTEGER NOT NULL,
+    accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL);
+CREATE TABLE points (
+    frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
+    camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
+CREATE TABLE pictures (frame INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
+-- the mapper's state right after the frame: arrays by name, in deflated parts (a BLOB ends at 1 GB)
+CREATE TABLE snapshots (
+    frame INTEGER NOT NULL, name TEXT NOT NULL, part INTEGER NOT NULL,
+    dtype TEXT NOT NULL, shape TEXT NOT NULL, data BLOB NOT NULL,
+    PRIMARY KEY (frame, name, part));
+-- wall time since the frame before
+CREATE TABLE runtime (frame INTEGER PRIMARY KEY, seconds REAL NOT NULL, peak_rss_bytes INTEGER);
+"""
+
+
+def holds_map(folder: Path) -> bool:
+    """Whether a map was begun in the folder; a crash before its first transaction leaves none."""
+    path = folder / DATABASE
+    if not path.is_file():
+        return False
+    with explained(folder):
+        database = _connect(path, _read_mode(folder))
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        num_tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        database.close()
+    if num_tables and application != _APPLICATION_ID:
+        raise Anchor3RError(f"{path} is a database of another program; choose another folder")
+    return num_tables > 0
+
+
+def create_database(folder: Path) -> sqlite3.Connection:
+    """Makes the folder if need be and an empty map in it."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        database = _connect(folder / DATABASE, "rwc")
+        _prepare_to_write(database)
+        database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+    return database
+
+
+def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
+    """Opens an existing map, to read it or to add to it."""
+    path = folder / DATABASE
+    if not path.is_file():
+        raise Anchor3RError(f"{folder} holds no map; make one with: anchor3r map SOURCE --out {folder}")
+    with explained(folder):
+        database = _connect(path, "rw" if write else _read_mode(folder))
+        application = database.execute("PRAGMA application_id").fetchone()[0]
+        version = database.execute("PRAGMA user_version").fetchone()[0]
+        if write:
+            _prepare_to_write(database)
+    if application != _APPLICATION_ID:
+        raise Anchor3RError(
+            f"{path} is not a map, or was never begun; make one with: anchor3r map SOURCE --out {folder}"
+        )
+    if version > FORMAT_VERSION:
+        raise Anchor3RError(
+            f"{folder} is a map of format {version}, but this anchor3r reads up to {FORMAT_VERSION}; "
+            "update anchor3r"
+        )
+    return database
+
+
+def remove_database(folder: Path) -> None:
+    """Deletes the map, and nothing else that may lie in its folder."""
+    with explained(folder):
+        for suffix in ("", "-wal", "-shm"):
+            (folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+
+
+def acquire_lock(folder: Path) -> sqlite3.Connection:
+    """Makes this process the only writer of the map until the connection closes or the process dies."""
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = sqlite3.connect(folder / LOCK, isolation_level=None, timeout=0)
+        lock.execute("BEGIN EXCLUSIVE")
+    return lock
+
+
+@contextmanager
+def explained(folder: Path) -> Iterator[None]:
+    """Turns what SQLite and the file system report into what the user can do about it."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        raise Anchor3RError(f"{folder}: {_meaning(name)} ({error})") from error
+    except OSError as error:
+        raise Anchor3RError(f"{folder}: {error.strerror or error}; choose another folder") from error
+
+
+def _meaning(name: str) -> str:
+    meanings = {
+        "SQLITE_FULL": "the disk is full; free some space, then use --resume. The map so far is intact",
+        "SQLITE_IOERR": "the disk is full or failing; see to it, then use --resume. The map so far is intact",
+        "SQLITE_READONLY": "the folder is read-only; choose another one or change its permissions",
+        "SQLITE_CANTOPEN": "the map cannot be opened; check the folder's permissions",
+        "SQLITE_BUSY": "another process is writing this map; wait for it or stop it",
+        "SQLITE_NOTADB": f"{DATABASE} is not a map; choose another folder",
+        "SQLITE_CORRUPT": f"{DATABASE} is damaged; restore it from a copy or make the map again",
+    }
+    primary = "_".join(name.split("_")[:2])
+    return meanings.get(primary, "the map cannot be read or written")
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    uri = f"{path.resolve().as_uri()}?{mode if '=' in mode else f'mode={mode}'}"
+    # Readers use one connection from several threads; SQLite serialises them.
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _prepare_to_write(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    # After a burst the log shrinks back instead of keeping its largest size.
+    database.execute(f"PRAGMA journal_size_limit = {16 << 20}")
+
+
+def _read_mode(folder: Path) -> str:
+    """Where nothing can be written, not even SQLite's index of its log, a closed map needs neither."""
+    if os.access(folder, os.W_OK) or (folder / f"{DATABASE}-wal").exists():
+        return "ro"
+    return "immutable=1"

@@ -1,0 +1,242 @@
+"""Reading a map, finished or still growing. Every call is one short query, so nothing holds up the writer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.graph.motion_graph import MotionGraph
+from anchor3r.predictors.prediction import Status
+from anchor3r.sources.frame import Frame
+from anchor3r.store import rows
+from anchor3r.store.database import explained, open_database
+from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
+from anchor3r.store.rows import ONLINE, Loop
+from anchor3r.trajectory import FramePose, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameTable:
+    """Columns of all n frames that were mapped, with a pose or without."""
+
+    index: NDArray[np.int64]
+    """(n,) ascending"""
+    timestamp_s: NDArray[np.float64]
+    """(n,)"""
+    status: NDArray[np.str_]
+    """(n,) `Status` values"""
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def count(self, status: Status) -> int:
+        return int(np.count_nonzero(self.status == status.value))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """How mapping went, (n,) each."""
+
+    frames: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    """Wall time since the frame before."""
+    peak_rss_bytes: NDArray[np.float64]
+    """NaN where the system does not tell."""
+
+
+def load_map(folder: Path | str) -> Map:
+    """Opens a map to read it; it may be growing meanwhile."""
+    return Map(Path(folder))
+
+
+class Map:
+    """A map on disk, as it is at the moment of each call. A context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._database = open_database(folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What made the map: identity (source, predictor, config), store, versions, …"""
+        return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM meta")}
+
+    @property
+    def num_frames(self) -> int:
+        return self._all("SELECT count(*) FROM frames")[0][0]
+
+    def frames(self) -> FrameTable:
+        """All frames, those without a pose too. A frame that could not be decoded is not among them."""
+        index, timestamp_s, status = self._columns(
+            "SELECT frame, timestamp_s, status FROM frames ORDER BY frame", 3
+        )
+        return FrameTable(
+            index=np.array(index, np.int64),
+            timestamp_s=np.array(timestamp_s, np.float64),
+            status=np.array(status, np.str_),
+        )
+
+    def trajectory_names(self) -> list[str]:
+        """'online', then refinements."""
+        names = [name for (name,) in self._all("SELECT DISTINCT name FROM poses")]
+        return sorted(names, key=lambda name: (name != ONLINE, name))
+
+    def trajectory(self, name: str = ONLINE) -> Trajectory:
+        """Poses of one name, with covariances and scales."""
+        frame, timestamp_s, pose, covariance, component, log_scale = self._columns(
+            "SELECT frame, timestamp_s, pose, covariance, component, log_scale "
+            "FROM poses JOIN frames USING (frame) WHERE name = ? ORDER BY frame",
+            6,
+            (name,),
+        )
+        if not frame and name != ONLINE:
+            known = ", ".join(self.trajectory_names()) or "none"
+            raise Anchor3RError(
+                f"{self.folder} has no '{name}' poses, only: {known}; 'anchor3r refine' makes more"
+            )
+        values = np.frombuffer(b"".join(pose)).reshape(-1, 12)
+        unknown = np.full(36, np.nan).tobytes()
+        return Trajectory(
+            frames=np.array(frame, np.int64),
+            timestamps_s=np.array(timestamp_s, np.float64),
+            rotation=values[:, :9].reshape(-1, 3, 3),
+            center=values[:, 9:],
+            component=np.array(component, np.int64),
+            log_scale=np.array(log_scale, np.float64),
+            covariance=np.frombuffer(b"".join(c or unknown for c in covariance)).reshape(-1, 6, 6),
+        )
+
+    def true_trajectory(self) -> Trajectory | None:
+        """Ground truth of those frames whose source had it; None if there is none."""
+        frame, timestamp_s, blobs = self._columns(
+            "SELECT frame, timestamp_s, true_pose FROM frames WHERE true_pose IS NOT NULL ORDER BY frame", 3
+        )
+        if not frame:
+            return None
+        values = np.frombuffer(b"".join(blobs)).reshape(-1, 12)
+        rotation = values[:, :9].reshape(-1, 3, 3)
+        return Trajectory(
+            frames=np.array(frame, np.int64),
+            timestamps_s=np.array(timestamp_s, np.float64),
+            rotation=rotation,
+            center=-(rotation.swapaxes(1, 2) @ values[:, 9:, None])[..., 0],
+        )
+
+    def graph(self, *, rejected_loops: bool = False) -> MotionGraph:
+        """All edges of windows and of accepted loops (or of all loops); groups are numbered as in the map."""
+        which = "" if rejected_loops else "WHERE event IS NULL OR accepted"
+        groups = self._all(
+            "SELECT id, anchor, kind, edges, information FROM edge_groups "
+            f"LEFT JOIN loops USING (event) {which} ORDER BY id"
+        )
+        return MotionGraph.from_edges(rows.edges_from_groups(groups))
+
+    def loops(self) -> list[Loop]:
+        """Loop events with their verdicts."""
+        found = self._all("SELECT event, query, match, accepted, reason, figures FROM loops ORDER BY event")
+        return [rows.loop_from_row(row) for row in found]
+
+    def loop_groups(self) -> dict[int, int]:
+        """The loop event of every group of `graph(rejected_loops=True)` that belongs to one."""
+        return dict(self._all("SELECT id, event FROM edge_groups WHERE event IS NOT NULL"))
+
+    def keeps_images(self) -> bool:
+        """Whether `image` and `frame` can give any picture."""
+        return bool(self._all("SELECT EXISTS (SELECT * FROM pictures)")[0][0])
+
+    def descriptors(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Frames (n,) that have a global descriptor, and those (n, d)."""
+        frame, blobs = self._columns(
+            "SELECT frame, descriptor FROM frames WHERE descriptor IS NOT NULL ORDER BY frame", 2
+        )
+        values = np.frombuffer(b"".join(blobs), "<f4")
+        return np.array(frame, np.int64), values.reshape(len(frame), -1 if frame else 0)
+
+    def frame(self, index: int) -> Frame:
+        """A frame as the map keeps it: its picture, with intrinsics of that size, and its true pose."""
+        found = self._of_frame("SELECT timestamp_s, intrinsics, true_pose FROM frames", index)
+        if not found:
+            raise Anchor3RError(f"{self.folder} has no frame {index}; its frames are in `Map.frames()`")
+        (timestamp_s, intrinsics, true_pose), image = found[0], self.image(index)
+        camera = rows.pinhole_from_json(intrinsics)
+        return Frame(
+            index=int(index),
+            timestamp_s=timestamp_s,
+            image=image,
+            intrinsics=None if camera is None else camera.resized(image.shape[1], image.shape[0]),
+            camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
+        )
+
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """(h, w, 3) RGB, the picture of a frame as the map keeps it."""
+        found = self._of_frame("SELECT jpeg FROM pictures", index)
+        if not found:
+            raise Anchor3RError(
+                f"{self.folder} keeps no image of frame {index}; it was made with --no-keep-images, "
+                "or has no such frame"
+            )
+        return decode_picture(found[0][0])
+
+    def points(self, index: int) -> PointMap | None:
+        """The point map of a frame in its own camera and unit; None if it has none."""
+        found = self._of_frame(
+            "SELECT height, width, scale, camera, points, colours, confidence FROM points", index
+        )
+        if not found:
+            return None
+        height, width, scale, camera, *blobs = found[0]
+        return decode_points(EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs))
+
+    def iter_points(
+        self, name: str = ONLINE, frames: Iterable[int] | None = None
+    ) -> Iterator[tuple[FramePose, PointMap]]:
+        """Pose and point map of each frame that has both, one by one; `pose.to_world` places the points."""
+        trajectory = self.trajectory(name)
+        wanted = None if frames is None else set(frames)
+        for k, frame in enumerate(trajectory.frames.tolist()):
+            if wanted is not None and frame not in wanted:
+                continue
+            point_map = self.points(frame)
+            if point_map is not None:
+                yield trajectory.pose(k), point_map
+
+    def runtime(self) -> Runtime:
+        """Time and memory of the mapping run(s)."""
+        frame, seconds, rss = self._columns(
+            "SELECT frame, seconds, peak_rss_bytes FROM runtime ORDER BY frame", 3
+        )
+        return Runtime(
+            frames=np.array(frame, np.int64),
+            seconds=np.array(seconds, np.float64),
+            peak_rss_bytes=np.array(rss, np.float64),
+        )
+
+    def _of_frame(self, query: str, index: int) -> list[Any]:
+        return self._all(f"{query} WHERE frame = ?", (int(index),))  # SQLite knows no numpy integers
+
+    def _all(self, query: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+        with explained(self.folder):
+            return self._database.execute(query, parameters).fetchall()
+
+    def _columns(self, query: str, count: int, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        found = self._all(query, parameters)
+        return list(zip(*found, strict=True)) if found else [()] * count

@@ -1,0 +1,272 @@
+"""What a frame, a pose, a group of edges, a loop and a snapshot look like as rows of the database."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anchor3r.geometry import SE3, Pinhole
+from anchor3r.graph.motion_graph import Edges
+from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.sources.frame import Frame
+from anchor3r.store.database import EDGE
+from anchor3r.store.pointmaps import decode_picture, encode_picture, encode_points, resized
+from anchor3r.trajectory import FramePose
+
+ONLINE = "online"
+"""Name of the poses that the mapper itself found."""
+POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
+_EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
+_SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
+_PART_BYTES = 64 << 20
+
+# By which columns a row is found again, and in which a replay must agree (with the type of a BLOB's entries).
+_KEYS = {"frames": ("frame",), "poses": ("name", "frame"), "edge_groups": ("anchor", "kind")}
+_REPLAYED: dict[str, dict[str, np.dtype | None]] = {
+    "frames": {"timestamp_s": None, "status": None},
+    "poses": {"component": None, "pose": np.dtype("<f8")},
+    "edge_groups": {"edges": EDGE},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """One event of place recognition and what became of it."""
+
+    event: int
+    query: int
+    """The later frame."""
+    match: int
+    """The earlier frame."""
+    accepted: bool
+    reason: str
+    figures: Mapping[str, float]
+    """What the verdict rests on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of one table, not yet written."""
+
+    table: str
+    values: Mapping[str, Any]
+
+    def insert(self, database: sqlite3.Connection) -> None:
+        marks = ", ".join("?" * len(self.values))
+        statement = f"INSERT INTO {self.table} ({', '.join(self.values)}) VALUES ({marks})"
+        database.execute(statement, tuple(self.values.values()))
+
+    def difference(self, database: sqlite3.Connection) -> float:
+        """How far this row is from its like in the database: 0 if equal, ∞ if there is none to compare."""
+        keys, columns = _KEYS[self.table], _REPLAYED[self.table]
+        where = " AND ".join(f"{key} = ?" for key in keys)
+        query = f"SELECT {', '.join(columns)} FROM {self.table} WHERE {where}"
+        stored = database.execute(query, [self.values[key] for key in keys]).fetchone()
+        if stored is None:
+            return np.inf
+        return max(
+            _difference(value, self.values[column], columns[column])
+            for value, column in zip(stored, columns, strict=True)
+        )
+
+
+def _difference(stored: Any, recomputed: Any, dtype: np.dtype | None) -> float:
+    if stored == recomputed:
+        return 0.0
+    if dtype is None or len(stored) != len(recomputed):
+        return np.inf
+    a, b = np.frombuffer(stored, dtype), np.frombuffer(recomputed, dtype)
+    if dtype.names is None:
+        return _array_difference(a, b)
+    return max(_array_difference(a[name], b[name]) for name in dtype.names)
+
+
+def _array_difference(a: NDArray, b: NDArray) -> float:
+    """Largest relative difference (absolute below 1); ∞ where integers, or NaN and a number, differ."""
+    same = (a == b) | ((a != a) & (b != b))
+    if same.all():
+        return 0.0
+    if not np.issubdtype(a.dtype, np.floating):
+        return np.inf
+    relative = np.abs(a - b) / np.maximum(1, np.abs(a))
+    return float(np.nan_to_num(relative[~same], nan=np.inf).max())
+
+
+def decisive(
+    frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
+) -> list[Row]:
+    """What a frame adds to the trajectory and the graph: the part that a replay must reproduce."""
+    intrinsics = prediction.intrinsics or frame.intrinsics
+    found = [
+        Row("frames", {
+            "frame": frame.index, "timestamp_s": frame.timestamp_s, "status": prediction.status.value,
+            "intrinsics": None if intrinsics is None else json.dumps(astuple(intrinsics)),
+            "true_pose": _true_pose_blob(frame),
+            "descriptor": None if prediction.descriptor is None else _floats(prediction.descriptor),
+        })
+    ]  # fmt: skip
+    if len(edges):
+        found.append(group_row(edges))
+    found += [pose_row(ONLINE, pose, known_since=frame.index) for pose in poses]
+    return found
+
+
+def bulk(frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int) -> Iterator[Row]:
+    """A frame's point map and its picture, the longer side at most `image_side`; none if that is 0."""
+    if prediction.points_in_anchor is not None:
+        encoded = encode_points(
+            prediction.points_in_anchor,
+            prediction.points_confidence,
+            frame.image,
+            prediction.intrinsics or frame.intrinsics,
+        )
+        camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
+        yield Row("points", {"frame": frame.index, **vars(encoded), "camera": camera})
+    if image_side:
+        height, width = frame.image.shape[:2]
+        shrink = min(1.0, image_side / max(height, width))
+        size = max(1, round(width * shrink)), max(1, round(height * shrink))
+        jpeg = encode_picture(resized(frame.image, *size), image_quality)
+        yield Row("pictures", {"frame": frame.index, "jpeg": jpeg})
+
+
+def shows_same(
+    frame: Frame, timestamp_s: float, true_pose: bytes | None, jpeg: bytes | None, image_quality: int
+) -> bool:
+    """Whether a frame is the one that was recorded so."""
+    if frame.timestamp_s != timestamp_s or _true_pose_blob(frame) != true_pose:
+        return False
+    if jpeg is None:
+        return True
+    kept = decode_picture(jpeg)
+    size = kept.shape[1], kept.shape[0]
+    again = decode_picture(encode_picture(resized(frame.image, *size), image_quality))
+    return float(np.abs(kept.astype(np.int16) - again).mean()) <= _SAME_PICTURE_LEVELS
+
+
+def pose_row(name: str, pose: FramePose, *, known_since: int) -> Row:
+    return Row("poses", {
+        "name": name, "frame": pose.frame, "known_since": known_since, "component": pose.component,
+        "pose": _doubles(pose.rotation, pose.center),
+        "covariance": None if pose.covariance is None else _doubles(pose.covariance),
+        "log_scale": pose.log_scale, "log_scale_sigma": pose.log_scale_sigma,
+    })  # fmt: skip
+
+
+def pose_from_row(row: Sequence[Any]) -> FramePose:
+    """From the values of POSE_COLUMNS."""
+    frame, pose, covariance, component, log_scale, log_scale_sigma = row
+    values = np.frombuffer(pose)
+    return FramePose(
+        frame=frame,
+        rotation=values[:9].reshape(3, 3),
+        center=values[9:],
+        covariance=None if covariance is None else np.frombuffer(covariance).reshape(6, 6),
+        component=component,
+        log_scale=log_scale,
+        log_scale_sigma=log_scale_sigma,
+    )
+
+
+def _true_pose_blob(frame: Frame) -> bytes | None:
+    pose = frame.camera_from_world
+    return None if pose is None else _doubles(pose.rotation, pose.translation)
+
+
+def true_pose_from_blob(blob: bytes) -> SE3:
+    values = np.frombuffer(blob)
+    return SE3(values[:9].reshape(3, 3), values[9:])
+
+
+def pinhole_from_json(text: str | None) -> Pinhole | None:
+    return None if text is None else Pinhole(*json.loads(text))
+
+
+def group_row(edges: Edges, *, event: int | None = None) -> Row:
+    """Edges of one anchor and one kind."""
+    records = np.empty(len(edges), EDGE)
+    records["member"] = edges.frame_i
+    for name in _EDGE_COLUMNS:
+        records[name] = getattr(edges, name)
+    unknown = np.isnan(edges.information).all()
+    return Row("edge_groups", {
+        "anchor": int(edges.frame_t[0]), "kind": int(edges.kind[0]), "edges": records.tobytes(),
+        "information": None if unknown else _doubles(edges.information), "event": event,
+    })  # fmt: skip
+
+
+def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]]) -> Edges:
+    """Columns of all edges, from rows (id, anchor, kind, edges, information)."""
+    records = np.frombuffer(b"".join(group[3] for group in groups), EDGE)
+    counts = np.array([len(group[3]) // EDGE.itemsize for group in groups], np.int64)
+    ids, anchors, kinds = (
+        np.repeat(np.array([group[k] for group in groups], np.int64), counts) for k in range(3)
+    )
+    if any(group[4] is not None for group in groups):
+        blobs = [
+            group[4] or _doubles(np.full(36 * n, np.nan)) for group, n in zip(groups, counts, strict=True)
+        ]
+        information = np.frombuffer(b"".join(blobs)).reshape(-1, 6, 6)
+    else:
+        information = np.broadcast_to(np.nan, (len(records), 6, 6))
+    columns = {name: records[name].copy() for name in _EDGE_COLUMNS}
+    return Edges(
+        frame_i=records["member"].copy(), frame_t=anchors, kind=kinds.astype(np.int8), group=ids,
+        information=information, **columns,
+    )  # fmt: skip
+
+
+def loop_row(loop: Loop) -> Row:
+    return Row(
+        "loops", {**vars(loop), "accepted": int(loop.accepted), "figures": json.dumps(dict(loop.figures))}
+    )
+
+
+def loop_from_row(row: Sequence[Any]) -> Loop:
+    event, query, match, accepted, reason, figures = row
+    return Loop(
+        event=event,
+        query=query,
+        match=match,
+        accepted=bool(accepted),
+        reason=reason,
+        figures=json.loads(figures),
+    )
+
+
+def snapshot(frame: int, state: Mapping[str, NDArray]) -> Iterator[Row]:
+    """Arrays by name, in parts small enough for a BLOB and for memory."""
+    for name, value in state.items():
+        array = np.ascontiguousarray(value)
+        data = array.reshape(-1).view(np.uint8)
+        for part, start in enumerate(range(0, max(1, len(data)), _PART_BYTES)):
+            yield Row("snapshots", {
+                "frame": frame, "name": name, "part": part,
+                "dtype": array.dtype.str, "shape": json.dumps(value.shape),
+                "data": zlib.compress(data[start : start + _PART_BYTES].tobytes(), 1),
+            })  # fmt: skip
+
+
+def state_from_snapshot(parts: Iterable[tuple[str, str, str, bytes]]) -> dict[str, NDArray]:
+    """From rows (name, dtype, shape, data) in the order of their parts."""
+    data: dict[str, bytearray] = {}
+    kinds: dict[str, tuple[str, list[int]]] = {}
+    for name, dtype, shape, part in parts:
+        data.setdefault(name, bytearray()).extend(zlib.decompress(part))
+        kinds[name] = dtype, json.loads(shape)
+    return {name: np.frombuffer(data[name], dtype).reshape(shape) for name, (dtype, shape) in kinds.items()}
+
+
+def _doubles(*arrays: ArrayLike) -> bytes:
+    return b"".join(np.asarray(array, "<f8").tobytes() for array in arrays)
+
+
+def _floats(array: ArrayLike) -> bytes:
+    return np.asarray(array, "<f4").tobytes()

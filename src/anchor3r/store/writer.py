@@ -1,0 +1,374 @@
+"""Adding to a map: frame by frame while it is made, loops and refined poses afterwards."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.graph.motion_graph import Edges
+from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.sources.frame import Frame
+from anchor3r.store import rows
+from anchor3r.store.database import (
+    acquire_lock,
+    create_database,
+    explained,
+    holds_map,
+    open_database,
+    remove_database,
+)
+from anchor3r.store.rows import ONLINE, Loop, Row
+from anchor3r.trajectory import FramePose, Trajectory
+
+_REPLAY_TOLERANCE = 1e-3
+logger = logging.getLogger("anchor3r")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """What is kept of a frame, and how soon it is safe."""
+
+    keep_images: bool = True
+    """Keep a JPEG of every frame, so that loops can be closed when the camera is gone."""
+    image_side: int = 640
+    """Longer side in pixels that kept images are reduced to."""
+    image_quality: int = 90
+    """JPEG quality of kept images."""
+    commit_interval_s: float = 0.5
+    """A frame is on the disk at the latest with the first frame that comes this much later,"""
+    commit_frames: int = 64
+    """or after this many frames."""
+    snapshot_frames: int = 200
+    """Frames between snapshots of the mapper's state, from which a resumed run replays;"""
+    snapshot_share: float = 0.05
+    """more if they would otherwise take more than this part of the time."""
+
+    def __post_init__(self) -> None:
+        if self.image_side < 1 or self.commit_frames < 1 or self.snapshot_frames < 1:
+            raise ValueError(f"image_side, commit_frames and snapshot_frames must be at least 1: {self}")
+        if not 1 <= self.image_quality <= 100:
+            raise ValueError(f"image_quality must lie in 1 … 100: {self}")
+        if not (self.commit_interval_s >= 0 and 0 < self.snapshot_share <= 1):
+            raise ValueError(f"commit_interval_s must be >= 0 and snapshot_share in (0, 1]: {self}")
+
+
+class MapWriter:
+    """The one process that adds to a map; a context manager.
+
+    Frames come in ascending order and are committed as `StoreConfig` says, and on exit, by an error too: a
+    frame is in the map wholly or not at all.
+    """
+
+    def __init__(
+        self, folder: Path, lock: sqlite3.Connection, database: sqlite3.Connection, config: StoreConfig | None
+    ) -> None:
+        """Use `create`, `resume` or `open`."""
+        self.folder, self.config = folder, config or StoreConfig()
+        self._lock, self._database = lock, database
+        self.last_frame: int = self._value("SELECT max(frame) FROM frames", default=-1)
+        """The highest frame in the map; -1 if there is none."""
+        self.replay_is_exact = True
+        """Whether all frames that were recorded again after `resume` came out bit for bit."""
+        self._uncommitted = self._since_snapshot = 0
+        self._committed_at = self._recorded_at = time.monotonic()
+        self._snapshot_not_before = 0.0
+
+    @staticmethod
+    def create(
+        folder: Path | str,
+        identity: Mapping[str, object] | None = None,
+        *,
+        config: StoreConfig | None = None,
+        overwrite: bool = False,
+    ) -> MapWriter:
+        """Begins a new map. `identity` (JSON) says what it is made from; `resume` insists on the same."""
+        folder = Path(folder)
+        exists = holds_map(folder)
+        if exists and not overwrite:
+            raise Anchor3RError(
+                f"{folder} already holds a map; go on with --resume or replace it with --overwrite"
+            )
+        lock = acquire_lock(folder)
+        if exists:
+            remove_database(folder)
+        writer = MapWriter(folder, lock, create_database(folder), config)
+        writer.write_meta(identity=identity or {}, store=asdict(writer.config))
+        return writer
+
+    @staticmethod
+    def resume(
+        folder: Path | str,
+        identity: Mapping[str, object] | None = None,
+        *,
+        config: StoreConfig | None = None,
+    ) -> MapWriter:
+        """Goes on with a map that was made from the same `identity`; begins it if it is not there."""
+        folder = Path(folder)
+        if not holds_map(folder):
+            return MapWriter.create(folder, identity, config=config)
+        writer = MapWriter.open(folder, config=config)
+        made_from = json.loads(writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}"))
+        for key, value in json.loads(json.dumps(identity or {})).items():
+            if made_from.get(key) != value:
+                writer.close()
+                raise Anchor3RError(
+                    f"{folder} was made with {key} = {made_from.get(key)!r}, not {value!r}; "
+                    "resume it with the same, or choose another folder"
+                )
+        return writer
+
+    @staticmethod
+    def open(folder: Path | str, *, config: StoreConfig | None = None) -> MapWriter:
+        """Opens an existing map to add to it, whatever it was made from."""
+        folder = Path(folder)
+        database = open_database(folder, write=True)
+        return MapWriter(folder, acquire_lock(folder), database, config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # the first error is the one to report
+            with suppress(Anchor3RError):
+                self.close()
+
+    def close(self) -> None:
+        """Commits what was recorded and lets others write."""
+        try:
+            self.commit()
+        finally:
+            self._database.close()
+            self._lock.close()
+
+    def record(
+        self, frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
+    ) -> None:
+        """Adds a frame, the edges of its window and the poses that became known with it.
+
+        A frame that is in the map already, in a replay after `resume`, is compared instead.
+        """
+        decisive = rows.decisive(frame, prediction, edges, poses)
+        if frame.index <= self.last_frame:
+            self._compare(frame.index, decisive)
+            return
+        config = self.config
+        image_side = config.image_side if config.keep_images else 0
+        bulk = list(rows.bulk(frame, prediction, image_side, config.image_quality))
+        with explained(self.folder), self._whole_frame():
+            for row in [*decisive, *bulk, self._runtime(frame.index)]:
+                row.insert(self._database)
+        self.last_frame = frame.index
+        self._uncommitted += 1
+        self._since_snapshot += 1
+        overdue = time.monotonic() - self._committed_at >= config.commit_interval_s
+        if overdue or self._uncommitted >= config.commit_frames:
+            self.commit()
+
+    def insist_on_same(self, frame: Frame) -> None:
+        """Refuses a source whose `frame` is not the one of that index in the map."""
+        query = (
+            "SELECT timestamp_s, true_pose, jpeg FROM frames LEFT JOIN pictures USING (frame) WHERE frame = ?"
+        )
+        with explained(self.folder):
+            timestamp_s, true_pose, jpeg = self._database.execute(query, (frame.index,)).fetchone()
+        if not rows.shows_same(frame, timestamp_s, true_pose, jpeg, self.config.image_quality):
+            raise Anchor3RError(
+                f"{self.folder}: frame {frame.index} of the source is not the one in the map; resume with "
+                "the source it was made from (a world also depends on its number of frames), or map anew"
+            )
+
+    def commit(self) -> None:
+        """Makes everything recorded so far durable."""
+        with explained(self.folder):
+            if self._database.in_transaction:
+                self._database.execute("COMMIT")
+        self._uncommitted, self._committed_at = 0, time.monotonic()
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether `save_snapshot` should follow the frame just recorded."""
+        return (
+            self._since_snapshot >= self.config.snapshot_frames
+            and time.monotonic() >= self._snapshot_not_before
+        )
+
+    def save_snapshot(self, state: Mapping[str, NDArray]) -> None:
+        """Keeps the mapper's state right after the last recorded frame, instead of any earlier one."""
+        started = time.monotonic()
+        with explained(self.folder):
+            self._begin()
+            self._database.execute("DELETE FROM snapshots")
+            for row in rows.snapshot(self.last_frame, state):
+                row.insert(self._database)
+        self._since_snapshot = 0
+        cost_s = time.monotonic() - started
+        self._snapshot_not_before = time.monotonic() + cost_s / self.config.snapshot_share
+
+    def load_snapshot(self) -> tuple[int, dict[str, NDArray]] | None:
+        """The frame and the state of `save_snapshot`; None if there is none."""
+        with explained(self.folder):
+            found = self._database.execute(
+                "SELECT frame, name, dtype, shape, data FROM snapshots ORDER BY name, part"
+            ).fetchall()
+        return (found[0][0], rows.state_from_snapshot([r[1:] for r in found])) if found else None
+
+    def pose(self, frame: int, *, before: int) -> FramePose | None:
+        """A frame's online pose, if an anchor earlier than `before` gave it one."""
+        with explained(self.folder):
+            found = self._database.execute(
+                f"SELECT {rows.POSE_COLUMNS} FROM poses WHERE name = ? AND frame = ? AND known_since < ?",
+                (ONLINE, frame, before),
+            ).fetchone()
+        return rows.pose_from_row(found) if found else None
+
+    def last_pose(self) -> FramePose | None:
+        """The online pose of the highest frame that has one."""
+        with explained(self.folder):
+            found = self._database.execute(
+                f"SELECT {rows.POSE_COLUMNS} FROM poses WHERE name = ? ORDER BY frame DESC LIMIT 1", (ONLINE,)
+            ).fetchone()
+        return rows.pose_from_row(found) if found else None
+
+    def write_meta(self, **values: object) -> None:
+        """Keeps facts about the map, as JSON under their names."""
+        with self._transaction():
+            self._replace_meta(values)
+
+    def write_trajectory(self, name: str, trajectory: Trajectory) -> None:
+        """Keeps the poses of a refinement under a name, in place of any of that name."""
+        with self._transaction():
+            self._replace_poses(name, trajectory)
+
+    def write_refinement(
+        self, name: str, trajectory: Trajectory, verdicts: Iterable[Loop], **meta: object
+    ) -> None:
+        """Keeps the poses of a refinement, the verdicts on loops that they rest on, and facts about it."""
+        with self._transaction():
+            self._replace_poses(name, trajectory)
+            for loop in verdicts:
+                self._database.execute(
+                    "UPDATE loops SET accepted = ?, reason = ?, figures = ? WHERE event = ?",
+                    (loop.accepted, loop.reason, json.dumps(dict(loop.figures)), loop.event),
+                )
+            self._replace_meta(meta)
+
+    def write_loops(self, loops: Iterable[tuple[Loop, Sequence[Edges]]]) -> None:
+        """Keeps loop events with the groups of edges that each measured, in place of all earlier ones."""
+        with self._transaction():
+            self._database.execute("DELETE FROM edge_groups WHERE event IS NOT NULL")
+            self._database.execute("DELETE FROM loops")
+            for loop, groups in loops:
+                self._insert_loop(loop, groups)
+
+    def add_loop(self, loop: Loop, groups: Sequence[Edges]) -> None:
+        """Keeps one more loop event with its groups of edges."""
+        with self._transaction():
+            self._insert_loop(loop, groups)
+
+    def judge_loop(self, event: int, *, accepted: bool, reason: str) -> None:
+        """Changes the verdict on a loop event."""
+        with self._transaction():
+            changed = self._database.execute(
+                "UPDATE loops SET accepted = ?, reason = ? WHERE event = ?", (accepted, reason, event)
+            ).rowcount
+        if not changed:
+            raise Anchor3RError(f"{self.folder} has no loop event {event}; see its loops for those there are")
+
+    def _replace_meta(self, values: Mapping[str, object]) -> None:
+        self._database.executemany(
+            "REPLACE INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()]
+        )
+
+    def _replace_poses(self, name: str, trajectory: Trajectory) -> None:
+        self._database.execute("DELETE FROM poses WHERE name = ?", (name,))
+        for k in range(len(trajectory)):
+            rows.pose_row(name, trajectory.pose(k), known_since=self.last_frame).insert(self._database)
+
+    def _insert_loop(self, loop: Loop, groups: Iterable[Edges]) -> None:
+        rows.loop_row(loop).insert(self._database)
+        for edges in groups:
+            rows.group_row(edges, event=loop.event).insert(self._database)
+
+    def _begin(self) -> None:
+        if not self._database.in_transaction:
+            self._database.execute("BEGIN IMMEDIATE")
+
+    @contextmanager
+    def _whole_frame(self) -> Iterator[None]:
+        """Undoes a frame of which only a part could be written."""
+        self._begin()
+        self._database.execute("SAVEPOINT frame")
+        try:
+            yield
+        except BaseException:
+            # On a full disk SQLite has already gone back to the last commit by itself.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK TO frame")
+            raise
+        self._database.execute("RELEASE frame")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One change, all of it or nothing, durable at once; what was recorded before is committed first."""
+        self.commit()
+        with explained(self.folder):
+            self._begin()
+            try:
+                yield
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+        self.commit()
+
+    def _compare(self, frame: int, recomputed: Iterable[Row]) -> None:
+        for row in recomputed:
+            with explained(self.folder):
+                difference = row.difference(self._database)
+            if difference > _REPLAY_TOLERANCE:
+                raise Anchor3RError(
+                    f"{self.folder}: frame {frame} came out differently when replayed ({row.table} differ by "
+                    f"{difference:.3g}); the source or the predictor has changed: make a new map"
+                )
+            if difference and self.replay_is_exact:
+                self.replay_is_exact = False
+                logger.warning(
+                    "the replay differs from the map by up to %.1g from frame %d on, as computations on "
+                    "another device or number of threads do; going on, but not bit for bit",
+                    difference, frame,
+                )  # fmt: skip
+
+    def _runtime(self, frame: int) -> Row:
+        now = time.monotonic()
+        seconds, self._recorded_at = now - self._recorded_at, now
+        return Row("runtime", {"frame": frame, "seconds": seconds, "peak_rss_bytes": _peak_rss_bytes()})
+
+    def _value(self, query: str, *, default: Any) -> Any:
+        with explained(self.folder):
+            found = self._database.execute(query).fetchone()
+        return default if found is None or found[0] is None else found[0]
+
+
+def _peak_rss_bytes() -> int | None:
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

@@ -1,0 +1,96 @@
+"""Poses of frames: one of them (`FramePose`), and all of a map or a file in columns (`Trajectory`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anchor3r.geometry import SE3
+
+
+@dataclass(frozen=True, kw_only=True)
+class FramePose:
+    """Where one frame lies in its component's world, and how long its unit is there."""
+
+    frame: int
+    rotation: NDArray[np.float64]
+    """(3, 3) camera_from_world"""
+    center: NDArray[np.float64]
+    """(3,) in the world"""
+    covariance: NDArray[np.float64] | None = None
+    """(6, 6) rotation (camera axes, rad²), centre (world axes, unit²); None where there were no votes."""
+    component: int = 0
+    """Poses of different components are not related by any measurement."""
+    log_scale: float = 0.0
+    """log(unit of the frame's own window and point map / unit of the world)"""
+    log_scale_sigma: float = 0.0
+    """Spread of `log_scale`, as far as it was measured."""
+
+    @property
+    def camera_from_world(self) -> SE3:
+        return SE3(self.rotation, -self.rotation @ self.center)
+
+    def to_world(self, points_in_camera: ArrayLike) -> NDArray[np.float32]:
+        """Points (..., 3) of the frame's own point map -> (..., 3) in the world."""
+        points = np.asarray(points_in_camera, np.float64)
+        world_from_points = np.exp(self.log_scale) * self.rotation.T
+        return (points @ world_from_points.T + self.center).astype(np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """Columns of n poses in the order of their frames."""
+
+    frames: NDArray[np.int64]
+    """(n,) indices in the source, ascending"""
+    rotation: NDArray[np.float64]
+    """(n, 3, 3) camera_from_world"""
+    center: NDArray[np.float64]
+    """(n, 3) in the world"""
+    timestamps_s: NDArray[np.float64] | None = None
+    """(n,) on the source's clock; None where the format has none"""
+    component: NDArray[np.int64] | None = None
+    """(n,); None is one component"""
+    log_scale: NDArray[np.float64] | None = None
+    """(n,) as in `FramePose`; None is one unit throughout"""
+    covariance: NDArray[np.float64] | None = None
+    """(n, 6, 6) as in `FramePose`, NaN where unknown; None if it is nowhere known"""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            column = getattr(self, field.name)
+            if column is not None and len(column) != len(self.frames):
+                raise ValueError(f"{field.name} has {len(column)} entries for {len(self.frames)} frames")
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    @property
+    def camera_from_world(self) -> SE3:
+        """(n,) poses"""
+        return SE3(self.rotation, -(self.rotation @ self.center[..., None])[..., 0])
+
+    @property
+    def world_from_camera(self) -> SE3:
+        """(n,) poses"""
+        return SE3(np.swapaxes(self.rotation, -1, -2), self.center)
+
+    def select(self, which: ArrayLike | slice) -> Trajectory:
+        """The poses of a boolean mask, an index array or a slice."""
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {name: column[which] for name, column in columns.items() if column is not None}
+        return Trajectory(**given)
+
+    def pose(self, k: int) -> FramePose:
+        """The k-th pose by itself."""
+        return FramePose(
+            frame=int(self.frames[k]),
+            rotation=self.rotation[k],
+            center=self.center[k],
+            covariance=None if self.covariance is None else self.covariance[k],
+            component=0 if self.component is None else int(self.component[k]),
+            log_scale=0.0 if self.log_scale is None else float(self.log_scale[k]),
+        )

@@ -1,0 +1,165 @@
+"""The camera, the solvers on it, and self-calibration: derivatives, known solutions, laws of information."""
+
+import numpy as np
+import pytest
+
+from anchor3r.geometry import SE3, so3_exp
+from anchor3r.predictors.features.bundle import adjust_window
+from anchor3r.predictors.features.calibration import Calibration
+from anchor3r.predictors.features.projection import (
+    CALIBRATION_SIZE,
+    adjust_pose,
+    calibration_vector,
+    jacobians_of,
+    project,
+    rays,
+    reprojection_errors,
+    residual_of,
+    rotate,
+    triangulate,
+)
+from anchor3r.predictors.features.twoview import relate_two_views
+
+CAMERA = np.array([300.0, 305.0, 160.0, 120.0, 0.05, -0.03])
+NUM_KEYFRAMES, NUM_POINTS = 6, 120
+
+
+@pytest.fixture
+def scene() -> tuple[SE3, np.ndarray, np.ndarray]:
+    """Poses (k,), points (n, 3) and where each is seen (k, n, 2), all inside every image."""
+    rng = np.random.default_rng(3)
+    points = rng.uniform([-2, -1.5, 5], [2, 1.5, 9], (NUM_POINTS, 3))
+    rotations = so3_exp(rng.normal(0, 0.03, (NUM_KEYFRAMES, 3)))
+    steps = np.stack(
+        [0.3 * np.arange(NUM_KEYFRAMES), np.zeros(NUM_KEYFRAMES), -0.2 * np.arange(NUM_KEYFRAMES)], 1
+    )
+    poses = SE3(rotations, steps)
+    seen = np.stack([project(CAMERA, poses[k].apply(points)) for k in range(NUM_KEYFRAMES)])
+    return poses, points, seen
+
+
+def test_rays_undo_projection(scene: tuple) -> None:
+    poses, points, seen = scene
+    in_camera = poses[2].apply(points)
+    np.testing.assert_allclose(rays(CAMERA, seen[2]), in_camera / in_camera[:, 2:], atol=1e-6)
+
+
+def _error(camera: np.ndarray, pose: SE3, point: np.ndarray) -> np.ndarray:
+    out = np.empty(5)
+    assert residual_of(pose.rotation, pose.translation, camera, point, np.zeros(2), out)
+    return out
+
+
+@pytest.mark.parametrize("which", ["pose", "point", "calibration"])
+def test_jacobians_match_finite_differences(scene: tuple, which: str) -> None:
+    poses, points, _ = scene
+    pose, point, step = poses[3], points[0], 1e-6
+    jp, jx, jc = np.empty((2, 6)), np.empty((2, 3)), np.empty((2, CALIBRATION_SIZE))
+    jacobians_of(CAMERA, _error(CAMERA, pose, point), pose.rotation, jp, jx, jc)
+    analytic = {"pose": jp, "point": jx, "calibration": jc}[which]
+
+    def moved(delta: np.ndarray) -> np.ndarray:
+        if which == "point":
+            return _error(CAMERA, pose, point + delta)[:2]
+        if which == "calibration":
+            camera = CAMERA.copy()
+            camera[:2] *= np.exp(delta[0])
+            camera[2:] += delta[1:]
+            return _error(camera, pose, point)[:2]
+        turned = SE3(rotate(pose.rotation, *delta[:3]), so3_exp(delta[:3]) @ pose.translation + delta[3:])
+        return _error(CAMERA, turned, point)[:2]
+
+    for column, delta in enumerate(step * np.eye(analytic.shape[1])):
+        numeric = (moved(delta) - moved(-delta)) / (2 * step)
+        np.testing.assert_allclose(analytic[:, column], numeric, rtol=1e-5, atol=1e-4)
+
+
+def test_pose_is_found_despite_outliers(scene: tuple) -> None:
+    poses, points, seen = scene
+    uv = seen[4].copy()
+    uv[:10] += 40
+    start = poses[3]
+    rotation, translation, information = adjust_pose(
+        start.rotation, start.translation, CAMERA, points, uv, 1.0, 20
+    )
+    assert np.median(reprojection_errors(SE3(rotation, translation), CAMERA, points, uv)) < 0.3
+    np.testing.assert_allclose(translation, poses[4].translation, atol=0.02)
+    assert np.linalg.eigvalsh(information)[0] > 0
+
+
+def test_triangulation_knows_what_it_cannot_see(scene: tuple) -> None:
+    poses, points, seen = scene
+    observed = seen.copy()
+    observed[1:, 0] = np.nan  # seen once
+    observed[:, 1] = project(CAMERA, -points[1:2])[0]  # nowhere in particular
+    position, error, parallax = triangulate(poses.rotation, poses.translation, CAMERA, observed, 5)
+    np.testing.assert_allclose(position[2:], points[2:], atol=1e-6)
+    assert error[2:].max() < 1e-6
+    assert parallax[2:].min() > np.radians(5)
+    assert np.isinf(error[0])
+    assert error[1] > 10
+
+
+def _adjust(scene: tuple, camera: np.ndarray, prior_information: np.ndarray, start_noise: float) -> tuple:
+    poses, points, seen = scene
+    rng = np.random.default_rng(5)
+    free = np.arange(NUM_KEYFRAMES) >= 2
+    noise = np.where(free[:, None], rng.normal(0, start_noise, (NUM_KEYFRAMES, 3)), 0)
+    point_of, keyframe_of = np.divmod(np.arange(NUM_POINTS * NUM_KEYFRAMES), NUM_KEYFRAMES)
+    return adjust_window(
+        so3_exp(0.1 * noise) @ poses.rotation, poses.translation + noise, camera,
+        points + rng.normal(0, start_noise, points.shape), point_of, keyframe_of, seen[keyframe_of, point_of],
+        1.0, free, calibration_vector(camera), prior_information, 30,
+    )  # fmt: skip
+
+
+def test_window_adjustment_returns_to_the_truth(scene: tuple) -> None:
+    poses, points, _ = scene
+    rotations, translations, camera, positions, _ = _adjust(
+        scene, CAMERA, 1e12 * np.eye(CALIBRATION_SIZE), 0.05
+    )
+    np.testing.assert_allclose(translations, poses.translation, atol=1e-6)
+    np.testing.assert_allclose(rotations, poses.rotation, atol=1e-6)
+    np.testing.assert_allclose(positions, points, atol=1e-5)
+    np.testing.assert_allclose(camera, CAMERA, rtol=1e-9)
+
+
+def test_window_adjustment_finds_the_camera(scene: tuple) -> None:
+    wrong = CAMERA * [1.02, 1.02, 1, 1, 0, 0]
+    *_, camera, _, information = _adjust(scene, wrong, 1e-9 * np.eye(CALIBRATION_SIZE), 0.02)
+    np.testing.assert_allclose(camera, CAMERA, rtol=1e-4, atol=1e-4)
+    assert np.linalg.eigvalsh(information)[0] > 0
+
+
+def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
+    belief = Calibration(CAMERA, np.array([0.01, 0.0, 0.0, 0.02, 0.02]))
+    window = np.zeros((6 + CALIBRATION_SIZE,) * 2)
+    window[:6, :6] = np.eye(6)
+    window[6:, 6:] = np.diag([1e6, 1e6, 1e6, 1e4, 1e4])
+    said = CAMERA * [1.01, 1.01, 1, 1, 1, 1]
+    before = belief.sigma
+    for _ in range(50):
+        # A window's own answer, drawn to the belief: with so sharp a window, the window's.
+        belief.add(said, window, 0.5)
+    assert np.all(belief.sigma <= before)
+    assert belief.mean[0] == pytest.approx(np.log(said[0]), abs=1e-4)
+    np.testing.assert_allclose(belief.mean[1:3], CAMERA[2:4], atol=1e-6)
+
+
+def test_two_views_relate_up_to_scale(scene: tuple) -> None:
+    poses, _, seen = scene
+    second_from_first = poses[5] @ poses[0].inverse()
+    two = relate_two_views(seen[0], seen[5], CAMERA, 1.0, 20)
+    assert two is not None
+    np.testing.assert_allclose(two.second_from_first.rotation, second_from_first.rotation, atol=1e-3)
+    direction = two.second_from_first.translation / np.linalg.norm(two.second_from_first.translation)
+    expected = second_from_first.translation / np.linalg.norm(second_from_first.translation)
+    assert direction @ expected > 0.9999
+    assert np.nanmedian(two.position[:, 2]) == pytest.approx(1)
+
+
+def test_two_views_of_noise_are_refused() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.uniform(0, 300, (2, 100, 2))
+    assert relate_two_views(first, second, CAMERA, 1.0, 20) is None
+    assert relate_two_views(first[:5], second[:5], CAMERA, 1.0, 20) is None

@@ -1,0 +1,216 @@
+"""The feature predictor on a small synthetic room: accuracy, resuming, and what it does when blind."""
+
+from collections.abc import Iterable
+
+import cv2
+import numpy as np
+import pytest
+from box_room import CAMERA, BoxRoom, pose_at, stroll
+
+from anchor3r.geometry import SE3, Pinhole, rotation_angle, umeyama
+from anchor3r.mapping import Mapper
+from anchor3r.predictors.features.config import FeaturesConfig
+from anchor3r.predictors.features.predictor import FeaturesPredictor
+from anchor3r.predictors.prediction import Status, WindowPrediction
+from anchor3r.sources.frame import Frame
+
+ROOM = BoxRoom(1)
+
+
+def _frames(poses: list[SE3], first: int = 0) -> list[Frame]:
+    return [ROOM.frame(first + k, pose) for k, pose in enumerate(poses)]
+
+
+def _statuses(predictor: FeaturesPredictor, frames: Iterable[Frame]) -> list[Status]:
+    return [predictor.step(frame).status for frame in frames]
+
+
+@pytest.fixture(scope="module")
+def walk() -> list[Frame]:
+    return _frames(stroll(40))
+
+
+def _same(a: WindowPrediction, b: WindowPrediction) -> bool:
+    arrays = ("members", "member_from_anchor_rotation", "member_from_anchor_translation", "points_in_anchor")
+    if a.status is not b.status:
+        return False
+    return a.status is not Status.OK or all(
+        np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True) for name in arrays
+    )
+
+
+def test_a_walk_is_mapped_from_its_first_frame_on(walk: list[Frame]) -> None:
+    mapper = Mapper(FeaturesPredictor())
+    centers = {}
+    for frame in walk:
+        update = mapper.step(frame)
+        for pose in (*update.late_poses, *([update.pose] if update.pose else [])):
+            centers.setdefault(pose.frame, pose.center)
+    assert sorted(centers) == list(range(40))
+    truth = np.array([frame.camera_from_world.center() for frame in walk])
+    found = np.array([centers[k] for k in range(40)])
+    error = umeyama(found, truth).apply(found) - truth
+    length = np.linalg.norm(np.diff(truth, axis=0), axis=1).sum()
+    assert np.sqrt((error**2).sum(1).mean()) < 0.005 * length
+
+
+def test_points_lie_on_the_walls(walk: list[Frame]) -> None:
+    predictor = FeaturesPredictor()
+    for frame in walk:
+        prediction = predictor.step(frame)
+    points, confidence = prediction.points_in_anchor, prediction.points_confidence
+    there = np.isfinite(points[..., 0])
+    assert there.sum() > 50
+    assert np.array_equal(there, confidence > 0)
+    # In the room's unit by the true length of the window, its walls are at 4, 2.5 and 5.
+    truth = walk[-1].camera_from_world
+    oldest = walk[int(prediction.members[0])].camera_from_world
+    length = np.linalg.norm((oldest @ truth.inverse()).translation)
+    unit = length / np.linalg.norm(prediction.member_from_anchor_translation[0])
+    world = truth.inverse().apply(unit * points[there].astype(np.float64))
+    off = np.abs(np.abs(world) / [4.0, 2.5, 5.0] - 1).min(axis=1)
+    assert np.median(off) < 0.01
+    assert np.mean(off < 0.05) > 0.95
+
+
+def test_resumes_bit_for_bit(walk: list[Frame]) -> None:
+    predictor = FeaturesPredictor()
+    for stop in (1, 3, 25):  # before, while and after starting
+        predictor.reset()
+        for frame in walk[:stop]:
+            predictor.step(frame)
+        resumed = FeaturesPredictor()
+        resumed.restore(predictor.snapshot())
+        for frame in walk[stop : stop + 12]:
+            assert _same(predictor.step(frame), resumed.step(frame))
+
+
+def test_relates_frames_out_of_order(walk: list[Frame]) -> None:
+    chosen, anchor = [walk[2], walk[30]], walk[16]
+    prediction = FeaturesPredictor().relate(chosen, anchor)
+    assert prediction.members.tolist() == [2, 30]
+    lengths = []
+    for k, member in enumerate(chosen):
+        expected = member.camera_from_world @ anchor.camera_from_world.inverse()
+        turn = prediction.member_from_anchor_rotation[k] @ expected.rotation.T
+        assert np.degrees(rotation_angle(turn)) < 0.3
+        lengths.append(
+            np.linalg.norm(prediction.member_from_anchor_translation[k])
+            / np.linalg.norm(expected.translation)
+        )
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.03)
+
+
+def test_unrelated_frames_are_not_related(walk: list[Frame]) -> None:
+    other = BoxRoom(9).frame(100, walk[5].camera_from_world)
+    assert FeaturesPredictor().relate([other], walk[5]).status is Status.LOST
+
+
+def test_unknown_intrinsics_are_estimated() -> None:
+    predictor = FeaturesPredictor()
+    # Turning tells the focal length, so this walk turns more than the others.
+    poses = [
+        pose_at(np.array([0.05 * k - 1.5, 0, 0.02 * k - 1.5]), np.array([0.1 * np.sin(0.2 * k), 0.01 * k, 0]))
+        for k in range(60)
+    ]
+    for frame in _frames(poses):
+        prediction = predictor.step(Frame(index=frame.index, timestamp_s=0, image=frame.image))
+    assert prediction.status is Status.OK
+    assert prediction.intrinsics.fx == pytest.approx(CAMERA.fx, rel=0.05)
+    _, sigma = predictor.calibration
+    assert 0 < sigma[0] < 0.1
+
+
+def test_turning_on_the_spot_never_starts_a_map() -> None:
+    poses = [pose_at(np.zeros(3), np.array([0, 0.02 * k, 0])) for k in range(40)]
+    assert set(_statuses(FeaturesPredictor(), _frames(poses))) == {Status.INITIALISING}
+
+
+def test_turning_on_the_spot_later_keeps_the_place() -> None:
+    predictor = FeaturesPredictor()
+    poses = stroll(25)
+    end = poses[-1].center()
+    turn = [pose_at(end, np.array([0, 0.08 * np.sin(1.2) + 0.02 * k, 0])) for k in range(20)]
+    mapper = Mapper(predictor)
+    centers = [
+        update.pose.center
+        for frame in _frames(poses + turn)
+        if (update := mapper.step(frame)).pose is not None
+    ]
+    length = np.linalg.norm(np.array(centers[-21]) - centers[0])
+    assert mapper.predictor.step(_frames(turn[-1:], 45)[0]).status is Status.OK
+    assert np.linalg.norm(centers[-1] - centers[-20]) < 0.05 * length
+
+
+def test_standing_still_makes_no_keyframes() -> None:
+    predictor = FeaturesPredictor()
+    poses = stroll(25)
+    for frame in _frames(poses):
+        predictor.step(frame)
+    keyframes = set()
+    for frame in _frames([poses[-1]] * 15, 25):
+        prediction = predictor.step(frame)
+        assert prediction.status is Status.OK
+        keyframes |= set(prediction.members.tolist())
+    assert max(keyframes) < 25
+
+
+def test_a_blank_wall_is_waited_out_and_a_later_one_is_a_loss() -> None:
+    blank = [ROOM.frame(k, pose, gain=0) for k, pose in enumerate(stroll(40))]
+    assert set(_statuses(FeaturesPredictor(), blank[:10])) == {Status.INITIALISING}
+    predictor = FeaturesPredictor()
+    _statuses(predictor, _frames(stroll(30)))
+    statuses = _statuses(predictor, blank[30:])
+    assert statuses[: FeaturesConfig().patience] == [Status.LOST] * FeaturesConfig().patience
+    assert set(statuses[FeaturesConfig().patience :]) == {Status.INITIALISING}
+
+
+def test_a_short_blackout_is_bridged() -> None:
+    predictor, poses = FeaturesPredictor(), stroll(40, step=0.03)
+    _statuses(predictor, _frames(poses[:30]))
+    assert predictor.step(ROOM.frame(30, poses[30], gain=0)).status is Status.LOST
+    assert predictor.step(ROOM.frame(31, poses[31])).status is Status.OK
+
+
+def test_a_cut_starts_a_new_component() -> None:
+    mapper, other = Mapper(FeaturesPredictor()), BoxRoom(7)
+    poses = stroll(30)
+    before = [mapper.step(frame) for frame in _frames(poses)]
+    after = [mapper.step(other.frame(30 + k, pose)) for k, pose in enumerate(poses)]
+    assert before[-1].component == 0
+    assert after[0].status is Status.LOST
+    assert after[-1].component == 1
+    assert after[-1].prediction.members.min() >= 30
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.5])
+def test_a_jump_of_the_exposure_is_followed(walk: list[Frame], gain: float) -> None:
+    predictor = FeaturesPredictor()
+    _statuses(predictor, walk[:25])
+    jumped = [ROOM.frame(frame.index, frame.camera_from_world, gain=gain) for frame in walk[25:32]]
+    assert set(_statuses(predictor, jumped)) == {Status.OK}
+
+
+def test_large_images_are_reduced_and_their_camera_is_not() -> None:
+    small, camera = Pinhole.from_fov(75, 960, 540), Pinhole.from_fov(75, 3840, 2160)
+    predictor = FeaturesPredictor()
+    for k, pose in enumerate(stroll(5, step=0.2)):
+        image = cv2.resize(ROOM.frame(k, pose, small).image, (camera.width, camera.height))
+        prediction = predictor.step(Frame(index=k, timestamp_s=k, image=image, intrinsics=camera))
+    assert prediction.status is Status.OK
+    assert prediction.intrinsics.width == 3840
+    assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.02)
+    assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().max_side
+
+
+def test_five_frames_with_motion_are_enough() -> None:
+    statuses = _statuses(FeaturesPredictor(), _frames(stroll(5, step=0.15)))
+    assert statuses[0] is Status.INITIALISING
+    assert statuses[-1] is Status.OK
+
+
+def test_configs_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ValueError, match="window"):
+        FeaturesConfig(window=2)
+    with pytest.raises(ValueError, match="free_keyframes"):
+        FeaturesConfig(free_keyframes=16)
