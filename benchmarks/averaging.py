@@ -121,14 +121,14 @@ def joint(route: SyntheticGraph, config: RefineConfig) -> Solved:
     return Solved(poses.rotation, poses.center(), time.process_time() - began, refined.events)
 
 
-def peer_task(route: SyntheticGraph, start: SE3) -> PeerTask:
-    """All edges, false loops too, with the noise that our own solve measures at its end."""
+def peer_task(route: SyntheticGraph, start: SE3, decoupled: SE3) -> PeerTask:
+    """With the noise that our own solve measures at its end."""
     edges = route.graph.edges
     config = RefineConfig()
     pose_edges = PoseEdges(edges.frame_i, edges.frame_t, edges.rotation, edges.translation)
     believer = Believer(edges, pose_edges, np.ones(len(edges), bool), width=config.width)
     believer(PoseState.of(route.camera_from_world, route.log_scale))
-    return PeerTask(edges, start, believer.information(), config.width)
+    return PeerTask(edges, start, decoupled, believer.information() ** -0.5, config.width)
 
 
 def run(config: SyntheticConfig, *, peers: Collection[str], with_paper: bool) -> list[Row]:
@@ -147,10 +147,8 @@ def run(config: SyntheticConfig, *, peers: Collection[str], with_paper: bool) ->
         add("joint", joint(route, RefineConfig()))
     add("joint, free units", joint(route, RefineConfig(scale="free")))
     if config.scale_drift == 1 and with_paper:
-        decoupled = add("paper", paper(route, start))
+        task = peer_task(route, start, add("paper", paper(route, start)))
         for name in peers:
-            # Pose solvers are given the paper's result to start from, as ours could be.
-            task = peer_task(route, decoupled if "pose" in name else start)
             answer = PEERS[name][1](task)
             add(name, Solved(answer.rotation, answer.center, answer.cpu_seconds))
     return rows

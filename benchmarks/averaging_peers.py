@@ -19,13 +19,15 @@ from anchor3r.graph.motion_graph import Edges
 
 @dataclass(frozen=True)
 class PeerTask:
-    """What every peer is given. Units and noise are those that our joint solve measured."""
+    """What every peer is given: all edges, false loops too."""
 
     edges: Edges
     start: SE3
-    """camera_from_world (n,)"""
-    information: NDArray[np.float64]
-    """(m, 2) inverse variances of rotation and translation"""
+    """camera_from_world (n,), online"""
+    decoupled: SE3
+    """camera_from_world (n,), the paper's result"""
+    sigmas: NDArray[np.float64]
+    """(m, 2) of rotation (radians) and translation, by edge, as our joint solve has them"""
     width: float
     """of the Geman–McClure loss, in standard deviations"""
 
@@ -40,14 +42,24 @@ class PeerAnswer:
     """of the optimisation alone, without building its input"""
 
 
-def gtsam_poses(task: PeerTask) -> PeerAnswer:
-    """Levenberg–Marquardt on poses with a Geman–McClure loss, default parameters."""
+def gtsam_poses_weighed(task: PeerTask) -> PeerAnswer:
+    """The same with every edge's noise as our joint solve has it."""
+    return gtsam_poses(task, task.sigmas)
+
+
+def gtsam_poses(task: PeerTask, sigmas: NDArray[np.float64] | None = None) -> PeerAnswer:
+    """Levenberg–Marquardt on poses with a Geman–McClure loss, default parameters, from the paper's result.
+
+    Without sigmas (m, 2) all edges are alike: their median.
+    """
     import gtsam
 
-    edges, start = task.edges, task.start.inverse()
+    if sigmas is None:
+        sigmas = np.broadcast_to(np.median(task.sigmas, 0), task.sigmas.shape)
+    edges, start = task.edges, task.decoupled.inverse()
     graph, values = gtsam.NonlinearFactorGraph(), gtsam.Values()
     loss = gtsam.noiseModel.mEstimator.GemanMcClure.Create(task.width)
-    sigmas = np.repeat(task.information**-0.5, 3, axis=1)
+    sigmas = np.repeat(sigmas, 3, axis=1)
     for e in range(len(edges)):
         noise = gtsam.noiseModel.Robust.Create(loss, gtsam.noiseModel.Diagonal.Sigmas(sigmas[e]))
         measured = gtsam.Pose3(gtsam.Rot3(edges.rotation[e]), edges.translation[e])
@@ -143,6 +155,7 @@ def _first_of_each_pair(edges: Edges) -> Edges:
 
 PEERS: dict[str, tuple[str, Callable[[PeerTask], PeerAnswer]]] = {
     "gtsam pose LM, GM": ("gtsam", gtsam_poses),
+    "  with our noise": ("gtsam", gtsam_poses_weighed),
     "gtsam rotation LM, GM": ("gtsam", gtsam_rotations),
     "pycolmap rotations": ("pycolmap", pycolmap_rotations),
     "pytheia rotations": ("pytheia", pytheia_rotations),

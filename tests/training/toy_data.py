@@ -80,5 +80,6 @@ def wall_recipe(*, steps: int = 4, clips: int = 1, frames: int = 4, **changes: o
         optimiser=OptimiserConfig(learning_rate=1e-3, warmup_steps=2),
         steps=steps,
         clips_per_process=clips,
+        accumulate=1,
     )
     return replace(recipe, **changes)

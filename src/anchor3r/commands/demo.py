@@ -19,7 +19,7 @@ VOXEL_M = 0.1
 
 
 def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:
-    """Render a looping world, map it and compare with ground truth.
+    """Render a looping world, map it, close its loops and compare with ground truth.
 
     Leaves the map, its trajectories (TUM), its point cloud (PLY), pictures and summary.json.
 
@@ -29,6 +29,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         frames: How many to map.
     """
     from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.refinement import refine_map
     from anchor3r.sources import open_source
 
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
@@ -38,9 +39,12 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         summary = make_map(
             world, load_predictor(name), out / "map", cut={"start": 0, "stride": 1}, overwrite=True
         )
+    summary["refinement"] = refine_map(out / "map", predictor=lambda: load_predictor(name))
     summary["trajectories"] = evaluate(out)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
+    refinement = summary["refinement"]
+    print(f"{refinement['accepted']} of {refinement['loop_events']} loop events accepted")
     for poses, metrics in summary["trajectories"].items():
         print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")
     print(f"everything is in {out}")

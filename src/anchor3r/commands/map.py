@@ -30,6 +30,7 @@ def map_source(
     out: Path,
     predictor: str = "auto",
     window: int | None = None,
+    every: int = 1,
     start: int = 0,
     stop: int | None = None,
     stride: int = 1,
@@ -50,6 +51,8 @@ def map_source(
         out: Folder of the map.
         predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
         window: Frames in a window; the predictor's own if not given.
+        every: With vggt:PATH, take one frame out of so many as anchor; those in between are placed by the
+            next anchor's window, those after the last anchor stay without a pose.
         start: First frame.
         stop: Frame to stop before; a resumed map may go on beyond its first one.
         stride: Take one frame out of so many.
@@ -59,18 +62,20 @@ def map_source(
         seed: Of every random choice.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
-    from anchor3r.predictors.loading import load_predictor
+    from anchor3r.predictors.loading import AUTO, AUTO_REASON, load_predictor
     from anchor3r.sources import open_source
 
+    if predictor == "auto":
+        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
     with open_source(source, start=start, stop=stop, stride=stride) as frames:
         summary = make_map(
             frames,
-            load_predictor(predictor, window=window, seed=seed),
+            load_predictor(predictor, window=window, seed=seed, every=every),
             out,
             cut={"start": start, "stride": stride},
-            loaded_as={"name": _absolute(predictor), "window": window, "seed": seed},
+            loaded_as={"name": _absolute(predictor), "window": window, "seed": seed, "every": every},
             seed=seed,
             keep_images=keep_images,
             resume=resume,

@@ -129,7 +129,6 @@ class _Model:
         if problem.is_free:
             pull = problem.ties.weight * self._tie_errors()
             gradient[:, 6] += np.bincount(problem.ties.a, pull, n) - np.bincount(problem.ties.b, pull, n)
-        gradient[problem.gauge] = 0
         return LinearSystem(problem.edges, self.state, metric, gradient, problem.ties, problem.gauge, damping)
 
     def _tie_errors(self) -> Float:

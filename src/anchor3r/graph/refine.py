@@ -110,13 +110,15 @@ def refine_poses(
     if len(initial) != n:
         raise ValueError(f"{len(initial)} initial poses for {n} frames")
     if not np.any(edges.weight > 0):
-        nothing = Outcome(Status.TRIVIAL, 0, 0, 0.0, 0.0)
-        return RefinedPoses(initial, np.zeros(n), None), _report(graph, topology, nothing, stopwatch, {})
+        return RefinedPoses(initial, np.zeros(n), None), Report(
+            status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
+            num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
+        )  # fmt: skip
     log_scale, ties = _initial_scales(graph, topology, config)
     refinement = _Refinement(edges, topology, ties, config)
     starts, verdicts = [initial], None
     if config.loss == "none":
-        starts.append(chordal_initialisation(graph))
+        starts = [initial, chordal_initialisation(graph)]
     elif np.any(edges.kind == EdgeKind.LOOP):
         metric_edges = in_one_unit(edges, log_scale, topology) if config.scale == "free" else edges
         if odometry is None or config.scale == "free":
@@ -127,31 +129,44 @@ def refine_poses(
         refinement.cut(verdicts.rejected_groups())
         # An open loop may cost less than one that is closed against the odometry.
         starts = [closed] if len(vouched) else [initial, closed]
-    states = [PoseState.of(start, log_scale) for start in starts]
-    state, outcome = refinement.run(states)
+    state, outcome = refinement.run([PoseState.of(start, log_scale) for start in starts])
     if verdicts is not None:
-        judged = verdicts.group[verdicts.accepted]
-        contradicted = refinement.contradicted(judged[~np.isin(judged, vouched)], state)
-        if len(contradicted):
-            verdicts = verdicts.without(contradicted)
-            refinement.cut(contradicted)
-            state, outcome = refinement.run([state])
-    details = refinement.details() | {"inner_iterations": outcome.inner_iterations}
-    if verdicts is not None:
-        details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
-    return RefinedPoses(state.poses(), state.log_scale, verdicts), _report(
-        graph, topology, outcome, stopwatch, details
-    )
-
-
-def _report(
-    graph: MotionGraph, topology: Topology, outcome: Outcome, stopwatch: Stopwatch, details: dict[str, Any]
-) -> Report:
-    return Report(
+        verdicts, state, outcome = _judge_again(refinement, verdicts, vouched, state, outcome)
+    state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    return RefinedPoses(state.poses(), state.log_scale, verdicts), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
-        initial_cost=outcome.initial_cost, num_frames=len(topology.frames), num_edges=len(graph),
-        num_components=topology.num_components, cpu_seconds=stopwatch.seconds(), details=details,
+        initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
+        num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
+        details=refinement.details(verdicts) | {"inner_iterations": outcome.inner_iterations},
     )  # fmt: skip
+
+
+def _judge_again(
+    refinement: _Refinement,
+    verdicts: EventVerdicts,
+    vouched: NDArray[np.int64],
+    state: PoseState,
+    outcome: Outcome,
+) -> tuple[EventVerdicts, PoseState, Outcome]:
+    """Cuts events that the refined map contradicts, and goes on without them."""
+    judged = verdicts.group[verdicts.accepted]
+    contradicted = refinement.contradicted(judged[~np.isin(judged, vouched)], state)
+    if len(contradicted) == 0:
+        return verdicts, state, outcome
+    refinement.cut(contradicted)
+    state, outcome = refinement.run([state])
+    return verdicts.without(contradicted), state, outcome
+
+
+def _back_in_gauge(state: PoseState, start: PoseState, topology: Topology) -> PoseState:
+    """Moves every component so that its first frame is where the start had it, its unit 1."""
+    gauge = topology.gauge[topology.component]
+    turn = np.swapaxes(start.rotation[gauge], 1, 2) @ state.rotation[gauge]  # new_from_old world
+    unit = state.log_scale[gauge]
+    offset = (turn @ (state.center - state.center[gauge])[..., None])[..., 0] * np.exp(-unit)[:, None]
+    return PoseState(
+        state.rotation @ np.swapaxes(turn, 1, 2), start.center[gauge] + offset, state.log_scale - unit
+    )
 
 
 def _initial_scales(
@@ -168,7 +183,9 @@ class _Refinement:
     """One graph's problem: which edges take part, how far they are believed, how it is solved."""
 
     def __init__(self, edges: Edges, topology: Topology, ties: ScaleTies, config: RefineConfig) -> None:
-        self._edges, self._topology, self._ties, self._config = edges, topology, ties, config
+        self._edges, self._ties, self._config = edges, ties, config
+        self.topology = topology
+        """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
             topology.i.astype(np.int32), topology.t.astype(np.int32), edges.rotation, edges.translation
         )
@@ -184,12 +201,10 @@ class _Refinement:
         """Minimises from the start that costs less, or from all of them if there are no outliers."""
         config = self._config
         # A frame that only cut edges joined is a component of its own.
-        topology = topology_of(
-            replace(self._edges, weight=np.where(self._used, self._edges.weight, 0.0)), self._topology.frames
-        )
-        problem = PoseProblem(
-            self._pose_edges, self._used, self._ties, topology.gauge, config.scale == "free"
-        )
+        kept = replace(self._edges, weight=np.where(self._used, self._edges.weight, 0.0))
+        self.topology = topology_of(kept, self.topology.frames)
+        is_free = config.scale == "free"
+        problem = PoseProblem(self._pose_edges, self._used, self._ties, self.topology.gauge, is_free)
         solver = self._solver(problem)
         if config.loss == "gm" and len(starts) > 1:
             belief = self._believer()(starts[-1])
@@ -217,13 +232,17 @@ class _Refinement:
         balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
         return groups[balance[groups] > 0]
 
-    def details(self) -> dict[str, Any]:
+    def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
+        """Noise as measured, by kind, and what became of loop events."""
         noise = self._believed.noise
         kinds = [kind for kind in EdgeKind if np.isfinite(noise.rotation_rad[kind])]
-        return {
+        details: dict[str, Any] = {
             "rotation_noise_deg": {k.name.lower(): float(np.degrees(noise.rotation_rad[k])) for k in kinds},
             "translation_noise": {k.name.lower(): noise.translation[k] for k in kinds},
         }
+        if verdicts is not None:
+            details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
+        return details
 
     def _believer(self) -> Believer:
         config = self._config
@@ -231,9 +250,9 @@ class _Refinement:
         return Believer(self._edges, self._pose_edges, self._used, width=width)
 
     def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
-        config, n = self._config, len(self._topology.frames)
+        config, n = self._config, len(self.topology.frames)
         arguments = (problem.edges, problem.ties, self._used, n, problem.block)
-        span = np.abs(self._topology.i - self._topology.t)[self._used & (self._edges.kind != EdgeKind.LOOP)]
+        span = np.abs(self.topology.i - self.topology.t)[self._used & (self._edges.kind != EdgeKind.LOOP)]
         span = span[span <= _MAX_REACH]
         reach = int(np.quantile(span, 0.9)) if len(span) else 1
         if n * reach <= config.direct_size:

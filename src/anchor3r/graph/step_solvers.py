@@ -208,8 +208,8 @@ def _scattered(values: NDArray[np.int64], where: NDArray[np.bool_]) -> NDArray[n
 def _stiffness(scalars: Float, system: LinearSystem) -> Float:
     """(n, b) what damping and gauge add to the diagonal's scalars (n, b).
 
-    Moving all frames alike costs nothing, so any stiffness of the gauge rows holds them where they are. A
-    frame whose edges have all lost their weight is held as well.
+    The gradient has no part along motions of all frames alike, which cost nothing, so any stiffness of the
+    gauge rows holds them where they are. A frame whose edges have all lost their weight is held as well.
     """
     factor = np.full((len(scalars), 1), system.damping)
     factor[system.gauge] += 1

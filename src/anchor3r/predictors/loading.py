@@ -11,24 +11,32 @@ from anchor3r.predictors.prediction import Predictor
 
 TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetensors"
 """The network that ships with the package."""
+AUTO = "features"
+AUTO_REASON = "it measured better than the tiny network on worlds and on real video (docs/models/tiny.md)"
+"""What "auto" is and why; to be measured anew whenever either of the two changes."""
 _KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:DEGREES,FRACTION]"
 
 
-def load_predictor(name: str = "auto", *, window: int | None = None, seed: int = 0) -> Predictor:
-    """Builds the predictor of a name; `window` None is the predictor's own.
+def load_predictor(
+    name: str = "auto", *, window: int | None = None, seed: int = 0, every: int = 1
+) -> Predictor:
+    """Builds the predictor of a name; `window` None is the predictor's own, `every` is VGGT's alone.
 
-    "auto" is the best that this machine can run; "tiny" the network that ships; "features" classical
+    "auto" is what has measured best so far; "tiny" the network that ships; "features" classical
     geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
     window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
     """
+    name = AUTO if name == "auto" else name
     kind, _, argument = name.partition(":")
     if kind == "ground-truth":
         return _ground_truth(argument, window, seed)
     if kind == "vggt" and argument:
-        return _vggt(Path(argument), window)
+        return _vggt(Path(argument), window, every)
+    if every != 1:
+        raise Anchor3RError(f"--every {every} is for vggt:PATH; {name!r} takes every frame as anchor")
     if name == "features":
         return _features(window)
-    if name in ("auto", "tiny"):
+    if name == "tiny":
         return _network(TINY_WEIGHTS, window)
     if Path(name).is_file():
         return _network(Path(name), window)
@@ -46,10 +54,14 @@ def _network(checkpoint: Path, window: int | None) -> Predictor:
     return NetworkPredictor.load(checkpoint, window=window)
 
 
-def _vggt(checkpoint: Path, window: int | None) -> Predictor:
+def _vggt(checkpoint: Path, window: int | None, every: int) -> Predictor:
     from anchor3r.predictors.vggt import VGGTPredictor, VGGTPredictorConfig
 
-    return VGGTPredictor.load(checkpoint, VGGTPredictorConfig(**_given(window=window)))
+    try:
+        config = VGGTPredictorConfig(every=every, **_given(window=window))
+    except ValueError as error:
+        raise Anchor3RError(str(error)) from error
+    return VGGTPredictor.load(checkpoint, config)
 
 
 def _features(window: int | None) -> Predictor:
