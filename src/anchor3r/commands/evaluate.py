@@ -112,7 +112,7 @@ def worlds(
         grid_frames: Length of the long drive.
         stream_frames: Length of the very long one,
         stream_seeds: and its worlds.
-        offline: Refine each map by motion averaging, without loops, and score that as well.
+        offline: Refine each map by loop closure and motion averaging, and score that as well.
         jobs: Worlds at once.
         window: Frames in a window; the predictor's own if not given.
         seed: Of every random choice.
@@ -193,7 +193,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             out: Folder for the results.
             sequences: Comma-separated names; those of the protocol if not given.
             predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
-            offline: Refine each map by motion averaging, without loops, and score that as well.
+            offline: Refine each map by loop closure and motion averaging, and score that as well.
             jobs: Sequences at once.
             window: Frames in a window; the predictor's own if not given.
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.

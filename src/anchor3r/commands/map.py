@@ -167,21 +167,16 @@ def _insist_on_ground_truth(source: Source, first: int) -> None:
 
 def _summary(out: Path) -> dict[str, Any]:
     """What is in the map now."""
-    from anchor3r.predictors import Status
     from anchor3r.store import load_map
 
     with load_map(out) as made:
-        frames, trajectory, meta = made.frames(), made.trajectory(), made.meta
-    assert trajectory.component is not None
+        counts, meta = made.counts(), made.meta
     return {
         "map": str(out),
         "source": meta["identity"]["source"],
         "predictor": meta["identity"]["predictor"],
         "ground_truth_predictor": meta["ground_truth_predictor"],
-        "frames": len(frames),
-        "with_pose": len(trajectory),
-        "lost": frames.count(Status.LOST),
-        "components": len(set(trajectory.component.tolist())),
+        **asdict(counts),
     }
 
 

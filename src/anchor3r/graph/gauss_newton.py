@@ -21,6 +21,8 @@ from anchor3r.graph.report import Status
 from anchor3r.graph.step_solvers import DirectSolver, LinearSystem, ScaleTies, TwoLevelSolver
 
 _FIRST_DAMPING, _MAX_DAMPING = 1e-6, 1e6
+_EXACT = 1e-20  # cost of an edge that is met to rounding
+_ROUNDING = 1e-12  # part of the cost
 
 
 @dataclass(frozen=True)
@@ -79,24 +81,26 @@ def minimise(
     belief = believe(state)
     assert belief is not None
     model = _Model(problem, state, belief)
-    initial_cost, damping, inner, iterations, status = model.cost, 0.0, 0, 0, Status.MAX_ITERATIONS
+    exact = _EXACT * len(problem.edges.i)
+    initial_cost, damping, inner, iterations = model.cost, 0.0, 0, 0
+    status = Status.CONVERGED if model.cost <= exact else Status.MAX_ITERATIONS
     while iterations < max_iterations and status is Status.MAX_ITERATIONS:
         step, count = solver.solve(model.linear_system(damping))
         iterations, inner = iterations + 1, inner + count
         trial = None if step is None else model.at(moved(model.state, step))
         if trial is None or not trial.cost < model.cost:
-            if trial is not None and trial.cost <= model.cost * (1 + 1e-12):
+            if trial is not None and trial.cost <= model.cost * (1 + _ROUNDING):
                 status = Status.CONVERGED
             damping = max(10 * damping, _FIRST_DAMPING)
             if damping > _MAX_DAMPING:
                 status = Status.STALLED
             continue
-        gain = (model.cost - trial.cost) / max(model.cost, 1e-300)
+        gain = (model.cost - trial.cost) / model.cost
         model, damping = trial, damping / 10 if damping > _FIRST_DAMPING else 0.0
         belief = believe(model.state)
         if belief is not None:
             model = _Model(problem, model.state, belief)
-        elif gain < relative_tolerance and damping == 0:
+        elif (gain < relative_tolerance and damping == 0) or model.cost <= exact:
             status = Status.CONVERGED
     return model.state, Outcome(status, iterations, inner, initial_cost, model.cost)
 

@@ -17,8 +17,9 @@ from anchor3r.graph.symbolic import Analysis, Index, analyse, fill_reducing_orde
 
 __all__ = ["Analysis", "Cholesky", "analyse", "fill_reducing_order"]
 
+_UNROLLED = 8  # rows of a front that are taken together in the innermost loops
 _STRIP = 64  # rows of a front whose effect on the rest of it is taken together
-_BLAS_DEPTH, _BLAS_ROWS = 64, 96  # products at least this large are left to BLAS
+_TILE = 48  # rows of a front that stay in the cache meanwhile
 
 
 class Cholesky:
@@ -141,16 +142,16 @@ def _extend_add(theirs: NDArray, index: Index, panel: NDArray, update: NDArray) 
 def _eliminate(panel: NDArray, update: NDArray) -> bool:
     """Partial Cholesky of a front: its panel becomes rows of Lᵀ, its update what is left."""
     width, total = panel.shape
-    nothing = np.zeros(total)
+    scratch = np.empty((_UNROLLED, total))
     for first in range(0, width, _STRIP):
         end = min(first + _STRIP, width)
-        for start in range(first, end, 4):
-            stop = min(start + 4, end)
+        for start in range(first, end, _UNROLLED):
+            stop = min(start + _UNROLLED, end)
             if not _eliminate_rows(panel[start:stop], start):
                 return False
-            _subtract_gram(panel[start:stop], stop, panel[:end], stop, nothing)
-        _subtract_gram(panel[first:end], end, panel, end, nothing)
-    _subtract_gram(panel, width, update, 0, nothing)
+            _subtract_gram(panel[start:stop], stop, panel[:end], stop, scratch)
+        _subtract_gram(panel[first:end], end, panel, end, scratch)
+    _subtract_gram(panel, width, update, 0, scratch)
     return True
 
 
@@ -173,47 +174,51 @@ def _eliminate_rows(rows: NDArray, first: int) -> bool:
 
 
 @kernel
-def _subtract_gram(strip: NDArray, first: int, target: NDArray, origin: int, nothing: NDArray) -> None:
+def _subtract_gram(strip: NDArray, first: int, target: NDArray, origin: int, scratch: NDArray) -> None:
     """Subtracts stripᵀ strip, from column `first` on, from the upper triangle of target[origin:, origin:].
 
-    Four rows of the strip are applied to two rows of the target at a time, which keeps the registers full;
-    `nothing` is a row of zeros that fills up the last four. Entries below the diagonal are written but never
-    read. Inner loops run from 0 over slices because only then does the compiler vectorise them.
+    A tile of target rows that fits into the cache takes all of the strip, eight rows at a time, before the
+    next tile does; `scratch` fills up the last eight with zeros. BLAS would be up to twice as fast on the
+    largest fronts, but on all others its threads fight each other.
     """
-    depth, end = len(strip), len(target)
-    if depth >= _BLAS_DEPTH and end - origin >= _BLAS_ROWS:
-        _subtract_gram_blas(strip, first, target, origin)
-        return
-    for k in range(0, depth, 4):
-        for row in range(origin, end, 2):
-            at = first + row - origin
-            a = strip[k, at:]
-            b = strip[k + 1, at:] if k + 1 < depth else nothing[at:]
-            c = strip[k + 2, at:] if k + 2 < depth else nothing[at:]
-            d = strip[k + 3, at:] if k + 3 < depth else nothing[at:]
-            out, fa, fb, fc, fd = target[row, row:], a[0], b[0], c[0], d[0]
-            if row + 1 == end:
-                for x in range(len(out)):
-                    out[x] -= fa * a[x] + fb * b[x] + fc * c[x] + fd * d[x]
-                break
-            below, ga, gb, gc, gd = target[row + 1, row:], a[1], b[1], c[1], d[1]
-            for x in range(len(out)):
-                ax, bx, cx, dx = a[x], b[x], c[x], d[x]
-                out[x] -= fa * ax + fb * bx + fc * cx + fd * dx
-                below[x] -= ga * ax + gb * bx + gc * cx + gd * dx
+    whole = len(strip) // _UNROLLED * _UNROLLED
+    for k in range(whole, len(strip)):
+        scratch[k - whole] = strip[k]
+    scratch[len(strip) - whole :] = 0
+    for low in range(origin, len(target), _TILE):
+        high = min(low + _TILE, len(target))
+        for k in range(0, whole, _UNROLLED):
+            _subtract_eight(strip[k : k + _UNROLLED], first - origin, target, low, high)
+        if whole < len(strip):
+            _subtract_eight(scratch, first - origin, target, low, high)
 
 
 @kernel
-def _subtract_gram_blas(strip: NDArray, first: int, target: NDArray, origin: int) -> None:
-    """The same for large strips, a tile of the target's rows at a time."""
-    transposed = np.ascontiguousarray(strip[:, first:].T)
-    for start in range(origin, len(target), _BLAS_ROWS):
-        end = min(start + _BLAS_ROWS, len(target))
-        product = np.dot(transposed[start - origin : end - origin], transposed[start - origin :].T)
-        for row in range(start, end):
-            out, gram = target[row, row:], product[row - start, row - start :]
+def _subtract_eight(rows: NDArray, shift: int, target: NDArray, low: int, high: int) -> None:
+    """Subtracts the products of eight rows from target rows low … high - 1.
+
+    Two target rows at a time keep the registers full; what is written below the diagonal is never read. The
+    inner loops run from 0 over slices because only then does the compiler vectorise them.
+    """
+    for row in range(low, high, 2):
+        at = row + shift
+        a, b, c, d = rows[0, at:], rows[1, at:], rows[2, at:], rows[3, at:]
+        e, f, g, h = rows[4, at:], rows[5, at:], rows[6, at:], rows[7, at:]
+        out = target[row, row:]
+        a0, b0, c0, d0, e0, f0, g0, h0 = a[0], b[0], c[0], d[0], e[0], f[0], g[0], h[0]
+        if row + 1 == high:
             for x in range(len(out)):
-                out[x] -= gram[x]
+                out[x] -= (
+                    a0 * a[x] + b0 * b[x] + c0 * c[x] + d0 * d[x]
+                    + e0 * e[x] + f0 * f[x] + g0 * g[x] + h0 * h[x]
+                )  # fmt: skip
+            break
+        below = target[row + 1, row:]
+        a1, b1, c1, d1, e1, f1, g1, h1 = a[1], b[1], c[1], d[1], e[1], f[1], g[1], h[1]
+        for x in range(len(out)):
+            ax, bx, cx, dx, ex, fx, gx, hx = a[x], b[x], c[x], d[x], e[x], f[x], g[x], h[x]
+            out[x] -= a0 * ax + b0 * bx + c0 * cx + d0 * dx + e0 * ex + f0 * fx + g0 * gx + h0 * hx
+            below[x] -= a1 * ax + b1 * bx + c1 * cx + d1 * dx + e1 * ex + f1 * fx + g1 * gx + h1 * hx
 
 
 @kernel

@@ -37,8 +37,18 @@ class FrameTable:
     def __len__(self) -> int:
         return len(self.index)
 
-    def count(self, status: Status) -> int:
-        return int(np.count_nonzero(self.status == status.value))
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How much of a stream is in a map."""
+
+    frames: int
+    with_pose: int
+    """Frames that have an online pose."""
+    lost: int
+    """Frames that the predictor could not relate to any other."""
+    components: int
+    """Parts that no measurement relates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +93,14 @@ class Map:
     @property
     def num_frames(self) -> int:
         return self._all("SELECT count(*) FROM frames")[0][0]
+
+    def counts(self) -> Counts:
+        """What a summary needs, without reading the frames into memory."""
+        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (Status.LOST.value,))[0][0]
+        with_pose, components = self._all(
+            "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
+        )[0]
+        return Counts(frames=self.num_frames, with_pose=with_pose, lost=lost, components=components)
 
     def frames(self) -> FrameTable:
         """All frames, those without a pose too. A frame that could not be decoded is not among them."""
