@@ -127,8 +127,8 @@ def peer_task(route: SyntheticGraph, start: SE3, decoupled: SE3) -> PeerTask:
     config = RefineConfig()
     pose_edges = PoseEdges(edges.frame_i, edges.frame_t, edges.rotation, edges.translation)
     believer = Believer(edges, pose_edges, np.ones(len(edges), bool), width=config.width)
-    believer(PoseState.of(route.camera_from_world, route.log_scale))
-    return PeerTask(edges, start, decoupled, believer.information() ** -0.5, config.width)
+    belief = believer.believe_anew(PoseState.of(route.camera_from_world, route.log_scale))
+    return PeerTask(edges, start, decoupled, belief.information**-0.5, config.width)
 
 
 def run(config: SyntheticConfig, *, peers: Collection[str], with_paper: bool) -> list[Row]:

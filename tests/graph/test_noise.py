@@ -50,8 +50,7 @@ def test_given_information_is_kept_and_doubted_while_errors_are_larger() -> None
     given = np.tile(np.diag([1e5] * 3 + [1e2] * 3), (m, 1, 1))
     given[::2] = np.nan
     believer = Believer(replace(EDGES, information=given), POSE_EDGES, ALL, width=7.0)
-    belief = believer(TRUTH)
-    assert belief is not None
+    belief = believer.believe_anew(TRUTH)
     assert belief.information.shape == (m, 6, 6)
     assert_allclose(belief.information[1], given[1])
     assert belief.information[0, 0, 0] == pytest.approx(np.radians(0.2) ** -2, rel=0.2)
@@ -64,5 +63,5 @@ def test_given_information_is_kept_and_doubted_while_errors_are_larger() -> None
 
 def test_plain_squares_are_believed_once() -> None:
     believer = Believer(EDGES, POSE_EDGES, ALL, width=np.inf)
-    assert believer(TRUTH) is not None
+    assert np.isinf(believer.believe_anew(TRUTH).width_sq)
     assert believer(TRUTH._replace(center=2 * TRUTH.center)) is None

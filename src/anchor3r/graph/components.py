@@ -59,10 +59,17 @@ def topology_of(edges: Edges, frames: NDArray[np.int64] | None = None) -> Topolo
         if len(row) and (row.max() >= len(frames) or np.any(frames[row] != frame)):
             raise ValueError("an edge names a frame that is not among the given ones")
     used = edges.weight > 0
-    joined = coo_array((np.ones(used.sum()), (i[used], t[used])), shape=(len(frames), len(frames)))
+    return Topology(frames, i, t, *components_of(len(frames), i[used], t[used]))
+
+
+def components_of(
+    num_frames: int, i: NDArray[np.integer], t: NDArray[np.integer]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Component (F,) of every row, as edges (i, t) join them, numbered by first row; and those first rows."""
+    joined = coo_array((np.ones(len(i)), (i, t)), shape=(num_frames, num_frames))
     _, label = connected_components(joined, directed=False)
     _, gauge, component = np.unique(label, return_index=True, return_inverse=True)
     by_first = np.argsort(gauge)
     rank = np.empty_like(by_first)
     rank[by_first] = np.arange(len(by_first))
-    return Topology(frames, i, t, rank[component], gauge[by_first])
+    return rank[component], gauge[by_first]

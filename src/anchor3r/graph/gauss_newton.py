@@ -67,6 +67,7 @@ class Outcome:
 def minimise(
     problem: PoseProblem,
     state: PoseState,
+    belief: Belief,
     believe: Callable[[PoseState], Belief | None],
     solver: DirectSolver | TwoLevelSolver,
     *,
@@ -75,11 +76,9 @@ def minimise(
 ) -> tuple[PoseState, Outcome]:
     """Steps until the cost falls by less than relative_tolerance of itself.
 
-    believe(state) is asked before every step and answers None if nothing has changed; it must answer the
-    first time. A step that does not lower the cost is tried again with more damping.
+    believe(state) is asked after every step; it answers None if the belief has not changed. A step that does
+    not lower the cost is tried again with more damping.
     """
-    belief = believe(state)
-    assert belief is not None
     model = _Model(problem, state, belief)
     exact = _EXACT * len(problem.edges.i)
     initial_cost, damping, inner, iterations = model.cost, 0.0, 0, 0
@@ -97,9 +96,9 @@ def minimise(
             continue
         gain = (model.cost - trial.cost) / model.cost
         model, damping = trial, damping / 10 if damping > _FIRST_DAMPING else 0.0
-        belief = believe(model.state)
-        if belief is not None:
-            model = _Model(problem, model.state, belief)
+        changed = believe(model.state)
+        if changed is not None:
+            model = _Model(problem, model.state, changed)
         elif (gain < relative_tolerance and damping == 0) or model.cost <= exact:
             status = Status.CONVERGED
     return model.state, Outcome(status, iterations, inner, initial_cost, model.cost)

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from anchor3r.geometry import SE3
 from anchor3r.graph.chordal import chordal_poses
-from anchor3r.graph.components import Topology
+from anchor3r.graph.components import Topology, components_of
 from anchor3r.graph.gauss_newton import Belief, PoseProblem, minimise
 from anchor3r.graph.motion_graph import EdgeKind, Edges
 from anchor3r.graph.pose_system import PoseEdges, PoseState, squared_errors
@@ -62,8 +60,7 @@ def make_hubs(edges: Edges, topology: Topology, hub_frames: int) -> Hubs:
     """Hubs at every hub_frames-th frame and wherever a track begins."""
     n = len(topology.frames)
     window = (edges.kind == EdgeKind.WINDOW) & (edges.weight > 0)
-    joined = coo_array((np.ones(window.sum()), (topology.i[window], topology.t[window])), shape=(n, n))
-    _, track = connected_components(joined, directed=False)
+    track, _ = components_of(n, topology.i[window], topology.t[window])
     begins = np.arange(n) % hub_frames == 0
     begins[1:] |= track[1:] != track[:-1]
     row = np.flatnonzero(begins)
@@ -100,43 +97,35 @@ def close_loops(
 
 def _solve(edges: PoseEdges, information: Float, is_loop: NDArray[np.bool_], start: SE3) -> SE3:
     """Poses of the hubs."""
-    topology = _topology(edges.i.astype(np.int64), edges.t.astype(np.int64), len(start))
+    i, t = edges.i.astype(np.int64), edges.t.astype(np.int64)
+    topology = Topology(np.arange(len(start)), i, t, *components_of(len(start), i, t))
     chordal = chordal_poses(topology, edges.rotation, edges.translation, information[:, 0], information[:, 1])
     state = PoseState.of(chordal)
+
+    doubts = [np.inf]
 
     def believe(state: PoseState) -> Belief | None:
         """Loops are believed less while they are still far from closed."""
         square = np.empty(len(edges.i))
         squared_errors(edges, state, information, square)
         doubt = max(1.0, float(np.median(square[is_loop])) / _MEDIAN_CHI_SQ_6) if is_loop.any() else 1.0
-        if believed and abs(doubt - believed[-1]) <= 0.1 * believed[-1]:
+        if abs(doubt - doubts[-1]) <= 0.1 * doubts[-1] < np.inf:
             return None
-        believed.append(doubt)
+        doubts.append(doubt)
         return Belief(information * np.where(is_loop, 1 / doubt, 1.0)[:, None], _WIDTH_SQ)
 
-    believed: list[float] = []
+    belief = believe(state)
+    assert belief is not None
     used = np.ones(len(edges.i), bool)
-    problem = PoseProblem(edges, used, NO_TIES, topology.gauge, False)
-    solver = DirectSolver(edges, NO_TIES, used, len(start), 6)
     state, _ = minimise(
-        problem,
-        state,
-        believe,
-        solver,
-        max_iterations=_MAX_ITERATIONS,
-        relative_tolerance=_RELATIVE_TOLERANCE,
-    )
+        PoseProblem(edges, used, NO_TIES, topology.gauge, False), state, belief, believe,
+        DirectSolver(edges, NO_TIES, used, len(start), 6),
+        max_iterations=_MAX_ITERATIONS, relative_tolerance=_RELATIVE_TOLERANCE,
+    )  # fmt: skip
     solved = state.poses()
     # The first hub of each component is back where odometry has it.
     gauge = topology.gauge[topology.component]
     return solved @ solved[gauge].inverse() @ start[gauge]
-
-
-def _topology(i: Int, t: Int, num: int) -> Topology:
-    joined = coo_array((np.ones(len(i)), (i, t)), shape=(num, num))
-    _, component = connected_components(joined, directed=False)
-    _, gauge = np.unique(component, return_index=True)
-    return Topology(np.arange(num), i, t, component.astype(np.int64), gauge)
 
 
 def _follow(hubs: Hubs, odometry: SE3, solved: SE3) -> SE3:

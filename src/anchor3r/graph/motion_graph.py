@@ -57,7 +57,12 @@ class Edges:
 
     def select(self, which: NDArray) -> Edges:
         """The edges of a boolean mask, an index array or a slice."""
-        return Edges(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
+        chosen = {f.name: getattr(self, f.name)[which] for f in fields(self) if f.name != "information"}
+        if self.information.strides[0] == 0:  # the one NaN of a graph without any, 0 bytes an edge
+            information = np.broadcast_to(np.nan, (len(chosen["weight"]), 6, 6))
+        else:
+            information = self.information[which]
+        return Edges(**chosen, information=information)
 
 
 _COLUMNS: dict[str, tuple[type, tuple[int, ...], float]] = {

@@ -73,7 +73,7 @@ class Believer:
     """Answers `minimise`: the information of all edges at a state, and how wide the loss is."""
 
     def __init__(self, edges: Edges, pose_edges: PoseEdges, used: NDArray[np.bool_], *, width: float) -> None:
-        """width: of the Geman–McClure loss in standard deviations; inf for squares, whose belief is kept."""
+        """width: of the Geman–McClure loss in standard deviations; inf for squares."""
         self._edges, self._used, self._width_sq = pose_edges, used, width**2
         self._given: Float | None = None
         known = np.zeros(len(used), bool)
@@ -83,27 +83,33 @@ class Believer:
             self._given = np.where(known[:, None, None], edges.information * edges.weight[:, None, None], 0.0)
         self._unknown = np.flatnonzero(used & ~known)
         self.noise = NoiseModel(edges, pose_edges, used & ~known)
-        self._doubt = 0.0
+        self._doubt = np.inf
+
+    def believe_anew(self, state: PoseState) -> Belief:
+        """What a state suggests."""
+        self._update(state)
+        return Belief(self.information(), self._width_sq * self._doubt)
 
     def __call__(self, state: PoseState) -> Belief | None:
-        is_first = self._doubt == 0
-        if not is_first and np.isinf(self._width_sq):
+        """The same if it has changed noticeably; plain squares are believed for good."""
+        if np.isinf(self._width_sq) or not self._update(state):
             return None
+        return Belief(self.information(), self._width_sq * self._doubt)
+
+    def _update(self, state: PoseState) -> bool:
         changed = self.noise.measure(state)
+        if changed and self._given is not None:
+            measured = self.noise.information()[self._unknown]
+            for axis in range(6):
+                self._given[self._unknown, axis, axis] = measured[:, axis // 3]
         doubt = self._doubt_of(state)
-        if not (is_first or changed or abs(doubt - self._doubt) > _SETTLED * self._doubt):
-            return None
-        self._doubt = doubt
-        return Belief(self.information(), self._width_sq * doubt)
+        if not abs(doubt - self._doubt) < _SETTLED * self._doubt:
+            self._doubt, changed = doubt, True
+        return changed
 
     def information(self) -> Float:
         """(m, 2), or (m, 6, 6) if any edge came with a matrix."""
-        if self._given is None:
-            return self.noise.information()
-        measured = self.noise.information()[self._unknown]
-        for axis in range(6):
-            self._given[self._unknown, axis, axis] = measured[:, axis // 3]
-        return self._given
+        return self.noise.information() if self._given is None else self._given
 
     def _doubt_of(self, state: PoseState) -> float:
         """How many times larger squared errors are than given matrices promise; at least 1."""

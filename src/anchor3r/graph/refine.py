@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3
 from anchor3r.graph.chordal import chordal_initialisation
-from anchor3r.graph.components import Topology, topology_of
+from anchor3r.graph.components import Topology, components_of, topology_of
 from anchor3r.graph.events import EventConfig, EventVerdicts, judge_events
 from anchor3r.graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
 from anchor3r.graph.motion_graph import EdgeKind, Edges, MotionGraph
@@ -201,32 +201,33 @@ class _Refinement:
         """Minimises from the start that costs less, or from all of them if there are no outliers."""
         config = self._config
         # A frame that only cut edges joined is a component of its own.
-        kept = replace(self._edges, weight=np.where(self._used, self._edges.weight, 0.0))
-        self.topology = topology_of(kept, self.topology.frames)
+        i, t = self._pose_edges.i[self._used], self._pose_edges.t[self._used]
+        component, gauge = components_of(len(self.topology.frames), i, t)
+        self.topology = replace(self.topology, component=component, gauge=gauge)
         is_free = config.scale == "free"
         problem = PoseProblem(self._pose_edges, self._used, self._ties, self.topology.gauge, is_free)
         solver = self._solver(problem)
-        if config.loss == "gm" and len(starts) > 1:
-            belief = self._believer()(starts[-1])
-            assert belief is not None
+        width = config.width if config.loss == "gm" else np.inf
+        self._believer = believer = Believer(self._edges, self._pose_edges, self._used, width=width)
+        belief, tolerance = believer.believe_anew(starts[-1]), config.relative_tolerance
+        if config.loss == "gm":
             starts = [min(starts, key=lambda start: cost_at(problem, start, belief))]
-        tolerance = config.relative_tolerance * (1.0 if config.loss == "gm" else 1e-5)
-        best: tuple[PoseState, Outcome] | None = None
-        for start in starts:
-            believer = self._believer()
-            run = minimise(
-                problem, start, believer, solver,
+            belief = believer.believe_anew(starts[0])
+        else:
+            tolerance *= 1e-5
+        runs = [
+            minimise(
+                problem, start, belief, believer, solver,
                 max_iterations=config.max_iterations, relative_tolerance=tolerance,
-            )  # fmt: skip
-            if best is None or run[1].cost < best[1].cost:
-                best, self._believed = run, believer
-        assert best is not None
-        return best
+            )
+            for start in starts
+        ]  # fmt: skip
+        return min(runs, key=lambda run: run[1].cost)
 
     def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
         """Those of the groups whose edges have for the most part lost their weight."""
         square = np.empty(len(self._used))
-        squared_errors(self._pose_edges, state, self._believed.information(), square)
+        squared_errors(self._pose_edges, state, self._believer.information(), square)
         lost = np.where(square > self._config.width**2, 1.0, -1.0)
         size = int(self._edges.group.max()) + 1
         balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
@@ -234,7 +235,7 @@ class _Refinement:
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
-        noise = self._believed.noise
+        noise = self._believer.noise
         kinds = [kind for kind in EdgeKind if np.isfinite(noise.rotation_rad[kind])]
         details: dict[str, Any] = {
             "rotation_noise_deg": {k.name.lower(): float(np.degrees(noise.rotation_rad[k])) for k in kinds},
@@ -243,11 +244,6 @@ class _Refinement:
         if verdicts is not None:
             details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
         return details
-
-    def _believer(self) -> Believer:
-        config = self._config
-        width = config.width if config.loss == "gm" else np.inf
-        return Believer(self._edges, self._pose_edges, self._used, width=width)
 
     def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
         config, n = self._config, len(self.topology.frames)

@@ -182,9 +182,10 @@ def _subtract_gram(strip: NDArray, first: int, target: NDArray, origin: int, scr
     largest fronts, but on all others its threads fight each other.
     """
     whole = len(strip) // _UNROLLED * _UNROLLED
-    for k in range(whole, len(strip)):
-        scratch[k - whole] = strip[k]
-    scratch[len(strip) - whole :] = 0
+    if whole < len(strip):
+        for k in range(_UNROLLED):
+            for column in range(strip.shape[1]):
+                scratch[k, column] = strip[whole + k, column] if whole + k < len(strip) else 0.0
     for low in range(origin, len(target), _TILE):
         high = min(low + _TILE, len(target))
         for k in range(0, whole, _UNROLLED):
@@ -250,9 +251,10 @@ def _substitute_forward(analysis: Analysis, size: int, factor: NDArray, x: NDArr
         height = size * (analysis.row_start[s + 1] - start)
         panel = _panel(analysis, s, size, factor)
         for side in range(sides):
-            local = scratch[side]
-            local[:width] = x[side, first : first + width]
-            local[width : width + height] = 0
+            for r in range(width):
+                scratch[side, r] = x[side, first + r]
+            for r in range(height):
+                scratch[side, width + r] = 0
         for k in range(width):
             row = panel[k]
             later = row[k + 1 :]
@@ -263,10 +265,10 @@ def _substitute_forward(analysis: Analysis, size: int, factor: NDArray, x: NDArr
                 for at in range(len(later)):
                     local[at] -= f * later[at]
         for side in range(sides):
-            local = scratch[side]
-            x[side, first : first + width] = local[:width]
+            for r in range(width):
+                x[side, first + r] = scratch[side, r]
             for r in range(height):
-                x[side, analysis.rows[start + r // size] * size + r % size] += local[width + r]
+                x[side, analysis.rows[start + r // size] * size + r % size] += scratch[side, width + r]
 
 
 @kernel
@@ -279,10 +281,10 @@ def _substitute_backward(analysis: Analysis, size: int, factor: NDArray, x: NDAr
         height = size * (analysis.row_start[s + 1] - start)
         panel = _panel(analysis, s, size, factor)
         for side in range(sides):
-            local = scratch[side]
-            local[:width] = x[side, first : first + width]
+            for r in range(width):
+                scratch[side, r] = x[side, first + r]
             for r in range(height):
-                local[width + r] = x[side, analysis.rows[start + r // size] * size + r % size]
+                scratch[side, width + r] = x[side, analysis.rows[start + r // size] * size + r % size]
         for k in range(width - 1, -1, -1):
             row = panel[k]
             later = row[k + 1 :]
@@ -292,7 +294,8 @@ def _substitute_backward(analysis: Analysis, size: int, factor: NDArray, x: NDAr
                     value -= later[at] * local[at]
                 scratch[side, k] = value / row[k]
         for side in range(sides):
-            x[side, first : first + width] = scratch[side, :width]
+            for r in range(width):
+                x[side, first + r] = scratch[side, r]
 
 
 @kernel

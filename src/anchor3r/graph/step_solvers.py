@@ -28,6 +28,7 @@ from anchor3r.graph.pose_system import (
 from anchor3r.graph.so3 import kernel
 from anchor3r.graph.sparse import Cholesky, analyse
 
+_HUGE = 500_000  # frames
 _STALE_FACTOR = 3.0  # a preconditioner that takes so many times its first iterations is made anew
 
 
@@ -100,7 +101,8 @@ class TwoLevelSolver:
         tolerance: of the residual's norm in the preconditioner's metric, relative to the gradient's.
         """
         self._tolerance, self._max_iterations, self._reach = tolerance, max_iterations, reach
-        node = np.arange(num_frames) // (reach + 1)
+        # Larger nodes on huge graphs: a few more iterations, a factor that still fits.
+        node = np.arange(num_frames) // ((reach + 1) * (1 + num_frames // _HUGE))
         self._origin = np.searchsorted(node, node)
         self._nodes = Nodes(node, np.zeros((num_frames, 3)))
         self._matrix = _NodeMatrix(edges, ties, used, node, int(node[-1]) + 1, block)
