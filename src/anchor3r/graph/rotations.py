@@ -28,7 +28,7 @@ class RotationConfig:
 
     sigmas_deg: tuple[float, ...] = (180.0, 90.0, 45.0, 20.0, 10.0, 5.0)
     """Widths of the Geman–McClure kernel, from the first iterations to the last."""
-    tolerance_deg: float = 1e-3
+    tolerance_deg: float = 5e-3
     """At the last width: converged when the average update is smaller than this."""
     settle: float = 0.3
     """At the other widths: the next one is taken when the average update is below this part of the width."""

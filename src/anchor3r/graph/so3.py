@@ -20,8 +20,12 @@ _SMALL_ANGLE_SQ = 1e-8  # below it the truncated series are exact to the last bi
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compiles a function of this package's graph code; machine code is cached on disk."""
-    return njit(cache=True, error_model="numpy", fastmath={"contract", "nsz", "reassoc"})(function)
+    """Compiles a function of this package's graph code; machine code is cached on disk.
+
+    No fast-math: with it, code that was just compiled and the same code from the cache may round differently,
+    and a resumed map would no longer be equal bit for bit. It is no faster here either.
+    """
+    return njit(cache=True, error_model="numpy")(function)
 
 
 @kernel
