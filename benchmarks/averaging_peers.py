@@ -124,7 +124,11 @@ def pycolmap_rotations(task: PeerTask) -> PeerAnswer:
     seconds = time.process_time() - began
     if not succeeded:
         raise RuntimeError("pycolmap's rotation averaging failed")
-    quats = [reconstruction.image(k + 1).cam_from_world().rotation.quat for k in range(n)]
+    images = [reconstruction.image(k + 1) for k in range(n)]
+    lost = sum(not image.has_pose for image in images)
+    if lost:
+        raise RuntimeError(f"pycolmap left {lost} of {n} frames without a rotation")
+    quats = [image.cam_from_world().rotation.quat for image in images]
     return PeerAnswer(rotation_from_quat(np.stack(quats)[:, [3, 0, 1, 2]]), None, seconds)
 
 

@@ -21,6 +21,7 @@ from anchor3r.model.network import Anchor3RNetwork, WindowOutput
 from anchor3r.predictors.images import patch_aligned_size
 from anchor3r.predictors.prediction import WindowPrediction
 from anchor3r.predictors.reading import Reading
+from anchor3r.predictors.sharpening import grey
 from anchor3r.predictors.window_adjustment import AdjustmentConfig
 from anchor3r.sources.frame import Frame
 
@@ -52,7 +53,7 @@ class NetworkPredictorConfig:
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
     """How."""
-    unit_sigma: float = 1.0
+    unit_sigma: float = 0.1
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
 
@@ -109,6 +110,7 @@ class NetworkPredictor:
             return {}
         state = {f"cache.{k}": v.cpu().numpy() for k, v in self._stream.cache.snapshot().items()}
         state["indices"] = np.array(self._stream.indices, np.int64)
+        state["images"] = np.stack(self._stream.images)
         state["size"] = np.array(self._stream.size)
         state["frame_size"] = np.array(self._stream.frame_size)
         state["unit_variance"] = np.array(self._stream.unit_variance)
@@ -132,6 +134,7 @@ class NetworkPredictor:
             (height, width),
             (frame_height, frame_width),
             [int(i) for i in state["indices"]],
+            list(state["images"]),
             state.get("last_points"),
             float(state["unit_variance"]),
         )
@@ -156,7 +159,7 @@ class NetworkPredictor:
         frame_size = (frame.image.shape[0], frame.image.shape[1])
         size = network_size(*frame_size, self._network.config, self._config)
         unit_variance = self._config.unit_sigma**2
-        return _Stream(self._network.new_cache(*size), size, frame_size, [], None, unit_variance)
+        return _Stream(self._network.new_cache(*size), size, frame_size, [], [], None, unit_variance)
 
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and what follows from it."""
@@ -168,10 +171,13 @@ class NetworkPredictor:
         with torch.inference_mode():
             output = self._network.stream(pixels, stream.cache, camera)
         stream.indices = [*stream.indices, frame.index][-self.window :]
+        stream.images = [*stream.images, grey(image)][-self.window :]
         seen_with = known or _estimated_camera(output, height, width)
         reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
         if output.matches is not None and self._config.adjust:
-            reading = reading.adjusted(output.matches, output.pairs[:, 2], seen_with, self._config.adjustment)
+            reading = reading.adjusted(
+                output.matches, output.pairs[:, 2], stream.images, seen_with, self._config.adjustment
+            )
         reading = self._steadied(stream, reading, seen_with)
         members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
         order = np.argsort(members)
@@ -200,6 +206,8 @@ class _Stream:
     """(H, W) of the frames"""
     indices: list[int]
     """Frames in the window, oldest first"""
+    images: list[NDArray[np.uint8]]
+    """(H, W) each, grey, of the same frames"""
     last_points: NDArray[np.float32] | None
     """(h, w, 3) point map of the last anchor"""
     unit_variance: float

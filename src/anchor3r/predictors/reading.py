@@ -5,6 +5,7 @@ Shapes: K members, h × w points of the point map, P cells of the correlation st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchor3r.geometry import Pinhole, rotation_from_quat
-from anchor3r.model.matching import COARSE_STRIDE, Matches
+from anchor3r.model.matching import COARSE_STRIDE, Matches, cell_pixels
 from anchor3r.model.network import WindowOutput
+from anchor3r.predictors.sharpening import sharpen
 from anchor3r.predictors.window_adjustment import AdjustmentConfig, adjust_window
 
-_SMALLEST_SPREAD = 0.002
-"""Scale ratios are never trusted further than this (standard deviation of the logarithm)."""
+_SMALLEST_SPREAD = 0.05
+"""Scale ratios are never trusted further than this (standard deviation of the logarithm): along a road matches
+err a little to the same side, which the spread between cells does not show."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,26 @@ class Reading:
         rotation = rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64)
         return Reading(ages[members], rotation, pose[:, :3], None, points, confidence)
 
-    def adjusted(self, matches: Matches, ages: Tensor, camera: Pinhole, config: AdjustmentConfig) -> Reading:
-        """Poses and depths sharpened by the stem's matches; ages (pairs,) says which member each is of."""
+    def adjusted(
+        self,
+        matches: Matches,
+        ages: Tensor,
+        images: Sequence[NDArray[np.uint8]],
+        camera: Pinhole,
+        config: AdjustmentConfig,
+    ) -> Reading:
+        """Poses and depths sharpened by the stem's matches.
+
+        ages (pairs,) says which member each is of; images are the window's, grey, oldest first.
+        """
         order = [int(np.flatnonzero(ages.cpu().numpy() == age)[0]) for age in self.ages]
         focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
-        matched = (matches.pixel[order].double().cpu().numpy() - center) / focal
+        cells = cell_pixels(*images[-1].shape).numpy()
+        pixel = [
+            sharpen(images[-1], images[-1 - age], cells, found)
+            for age, found in zip(self.ages, matches.pixel[order].float().cpu().numpy(), strict=True)
+        ]
+        matched = (np.stack(pixel).astype(np.float64) - center) / focal
         weight = matches.weight()[order].double().cpu().numpy() * focal.prod()
         depth = self.points[..., 2].astype(np.float64).reshape(-1)
         assert depth.size == matched.shape[1], "points and matches lie on one grid"

@@ -27,7 +27,7 @@ class AdjustmentConfig:
     """Gauss–Newton steps."""
     robust_scale: float = 2.0
     """Errors of a match beyond so many of its own standard deviations lose weight (Geman–McClure)."""
-    depth_sigma: float = 0.4
+    depth_sigma: float = 0.8
     """Spread of the predicted log depth, on top of what its confidence says."""
     rotation_sigma_deg: float = 3.0
     """Spread of the predicted rotations; only holds where there is nothing to see."""
