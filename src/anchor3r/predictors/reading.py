@@ -19,8 +19,8 @@ from anchor3r.predictors.sharpening import sharpen
 from anchor3r.predictors.window_adjustment import AdjustmentConfig, adjust_window
 
 _SMALLEST_SPREAD = 0.05
-"""Scale ratios are never trusted further than this (standard deviation of the logarithm): along a road matches
-err a little to the same side, which the spread between cells does not show."""
+"""Scale ratios are never trusted further than this (standard deviation of the logarithm): along a road all
+matches err a little to the same side, which the spread between cells does not show."""
 
 
 @dataclass(frozen=True)
