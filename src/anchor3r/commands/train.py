@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from anchor3r.commands.progress import progress
+from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
     from anchor3r.training.trainer import Progress
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def train(
     recipe: Annotated[str, tyro.conf.Positional],
-    out: Path,
+    out: Path | None = None,
     resume: bool = False,
     steps: int | None = None,
     clips: int | None = None,
@@ -26,6 +27,7 @@ def train(
     workers: int = 0,
     threads: int = 1,
     stop_after: int | None = None,
+    cost: bool = False,
 ) -> None:
     """Train a network on a recipe: tiny (CPU, rendered worlds), ablation-small or paper (GPUs, data sets).
 
@@ -46,6 +48,7 @@ def train(
         workers: Processes that prepare clips ahead.
         threads: Threads of this process; two processes of one thread beat one process of two.
         stop_after: Stop, resumably, after this step.
+        cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
     import torch
 
@@ -58,7 +61,15 @@ def train(
         "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
         "sharding": sharding,
     }  # fmt: skip
-    chosen = load_recipe(recipe, data, **{k: v for k, v in given.items() if v is not None})
+    changes = {k: v for k, v in given.items() if v is not None}
+    if cost:
+        from anchor3r.training.cost import step_cost
+
+        print(step_cost(load_recipe(recipe, data, needs_data=False, **changes)).in_words())
+        return
+    if out is None:
+        raise Anchor3RError("training needs a folder for its checkpoints: --out runs/NAME")
+    chosen = load_recipe(recipe, data, **changes)
     config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
     with processes() as group:
         trainer = Trainer(chosen, config, group)

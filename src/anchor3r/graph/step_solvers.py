@@ -100,13 +100,14 @@ class TwoLevelSolver:
 
         tolerance: of the residual's norm in the preconditioner's metric, relative to the gradient's.
         """
-        self._tolerance, self._max_iterations, self._reach = tolerance, max_iterations, reach
-        # Larger nodes on huge graphs: a few more iterations, a factor that still fits.
+        self._tolerance, self._max_iterations = tolerance, max_iterations
+        # Larger nodes and half the band on huge graphs: a few more iterations, factors that still fit.
+        self._reach = reach if num_frames <= _HUGE else reach // 2
         node = np.arange(num_frames) // ((reach + 1) * (1 + num_frames // _HUGE))
         self._origin = np.searchsorted(node, node)
         self._nodes = Nodes(node, np.zeros((num_frames, 3)))
         self._matrix = _NodeMatrix(edges, ties, used, node, int(node[-1]) + 1, block)
-        self._band = np.empty((num_frames * block, (reach + 1) * block))  # column order, lower triangle
+        self._band = np.empty((num_frames * block, (self._reach + 1) * block))  # column order, lower triangle
         self._stiffness = np.empty((num_frames, block))
         self._made_for = np.nan  # the damping it was made with
         self._first_iterations = 0

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from anchor3r.model.checkpoints import load_tensors, read_tensors
 from anchor3r.model.layers import Activation, Block
@@ -74,6 +75,7 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.gradient_checkpointing = False
         side = config.image_size // config.patch_size
         self.patch_embed = PatchEmbed(config.dim, config.patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.dim))
@@ -107,7 +109,8 @@ class Encoder(nn.Module):
         registers = self.register_tokens.to(x.dtype).expand(len(x), -1, -1)
         x = torch.cat([x[:, :1], registers, x[:, 1:]], 1)
         for block in self.blocks:
-            x = block(x)
+            recompute = self.gradient_checkpointing and self.training
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return self.norm(x[:, 1 + self.config.num_registers :])
 
     def position_embedding(self, grid: tuple[int, int]) -> Tensor:

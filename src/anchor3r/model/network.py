@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import radians, tan
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from anchor3r.model.matching import ConvStem, MatchEmbedding, Matcher, Matches, 
 
 DEFAULT_FOV_DEG = 65.0
 """Horizontal field of view assumed where the camera is unknown; the network knows that it is a guess."""
+_FRAMES_AT_ONCE = 8  # of the point head, where activations are computed anew
 _MAX_GRID = 128
 Probe = Callable[[Tensor, Tensor, Tensor | None], None]
 """Hears of a window block's attention: query groups' queries, all keys, mask."""
@@ -117,7 +119,7 @@ class Anchor3RNetwork(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.gradient_checkpointing = False
+        self._recomputes = False
         if c.encoder is not None:
             self.encoder: Encoder | ConvStem = Encoder(c.encoder)
         else:
@@ -137,6 +139,17 @@ class Anchor3RNetwork(nn.Module):
             2 * c.dim, kind=c.point_kind, features=c.point_features, channels=c.point_channels
         )
         self._rope = RotaryTable(c.dim // c.num_heads, c.rope_base, _MAX_GRID + 1)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether training computes activations anew in the backward pass instead of keeping them."""
+        return self._recomputes
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, wanted: bool) -> None:
+        self._recomputes = wanted
+        if isinstance(self.encoder, Encoder):
+            self.encoder.gradient_checkpointing = wanted
 
     def new_cache(self, height: int, width: int, *, batch: int = 1) -> ImageCache:
         """An empty cache for streams of this image size, on the network's device and in its dtype."""
@@ -219,7 +232,8 @@ class Anchor3RNetwork(nn.Module):
         if image.ndim != ndim or image.shape[-3] != 3:
             expected = "(B, 3, H, W)" if ndim == 4 else "(B, S, 3, H, W)"
             raise ValueError(f"the network takes images {expected}, not {tuple(image.shape)}")
-        if not torch.isfinite(image).all():
+        # In training the trainer watches the loss instead, which spares a GPU the wait.
+        if not self.training and not torch.isfinite(image).all():
             raise ValueError("an image holds values that are not finite")
         return image.shape[-2], image.shape[-1]
 
@@ -312,14 +326,22 @@ class Anchor3RNetwork(nn.Module):
         stride = self.config.point_stride
         rounds = self.camera_head(pose_tokens, ages >= 0)
         poses = [activate_pose(raw) for raw in rounds]
-        values, confidence = self.point_head(
-            levels, self._grid(*size), (size[0] // stride, size[1] // stride)
-        )
+        values, confidence = self._points(levels, self._grid(*size), (size[0] // stride, size[1] // stride))
         if self.config.point_kind == "depth":
             if camera is None:
                 camera = default_camera(*size, device=values.device).expand(len(values), -1)
             values = values * camera_rays(camera, size, stride)
         return WindowOutput(poses, ages, values, confidence, tokens, matches, pairs)
+
+    def _points(
+        self, levels: list[Tensor], grid: tuple[int, int], size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """The point head; its maps are large, so where memory is short a few frames at a time."""
+        if not (self._recomputes and self.training):
+            return self.point_head(levels, grid, size)
+        chunks = zip(*(level.split(_FRAMES_AT_ONCE) for level in levels), strict=True)
+        parts = [checkpoint(self.point_head, list(c), grid, size, use_reentrant=False) for c in chunks]
+        return torch.cat([values for values, _ in parts]), torch.cat([confidence for _, confidence in parts])
 
 
 class ClipMemory:
@@ -399,7 +421,7 @@ class ClipMemory:
 
 def default_camera(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
     """(4,) fx, fy, cx, cy of a camera with the default field of view and square pixels."""
-    focal = width / 2 / torch.tan(torch.deg2rad(torch.tensor(DEFAULT_FOV_DEG / 2))).item()
+    focal = width / 2 / tan(radians(DEFAULT_FOV_DEG / 2))
     return torch.tensor([focal, focal, (width - 1) / 2, (height - 1) / 2], device=device)
 
 

@@ -151,7 +151,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def load_recipe(name: str, uris: tuple[str, ...] = (), **changes: Any) -> Recipe:
+def load_recipe(name: str, uris: tuple[str, ...] = (), *, needs_data: bool = True, **changes: Any) -> Recipe:
     """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced."""
     if name not in RECIPES:
         raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
@@ -159,6 +159,6 @@ def load_recipe(name: str, uris: tuple[str, ...] = (), **changes: Any) -> Recipe
     if uris:
         chosen = SourceSet(uris=uris, sampling=recipe.data.sampling)
         recipe = replace(recipe, data=replace(recipe.data, sets=((chosen, 1.0),)))
-    if not recipe.data.sets:
+    if needs_data and not recipe.data.sets:
         raise Anchor3RError(f"recipe '{name}' brings no data; name its sequences with --data kitti:ROOT/00 …")
     return replace(recipe, **changes)
