@@ -1,5 +1,7 @@
 """Each term against a direct computation, its gradient against finite differences."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -108,7 +110,12 @@ def test_point_map_loss_is_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [LossConfig(scale="metric"), LossConfig(scale="metric", points="log_depth")]
+    "config",
+    [
+        LossConfig(scale="metric"),
+        LossConfig(scale="metric", points="log_depth"),
+        LossConfig(scale="metric", translation="direction"),
+    ],
 )
 def test_gradients_match_finite_differences(config: LossConfig) -> None:
     clips, output = make_clips(), make_output()
@@ -126,6 +133,16 @@ def test_gradients_match_finite_differences(config: LossConfig) -> None:
             flat[index] = kept
             numeric = (values[0] - values[1]) / 2e-6
             assert float(gradient.view(-1)[index]) == pytest.approx(numeric, rel=1e-4, abs=1e-8)
+
+
+def test_directions_count_whatever_the_length_of_a_step() -> None:
+    """A translation of the right direction and half the length errs by a multiple of log 2 wherever it is."""
+    loss = Loss(LossConfig(translation="direction"))
+    true = torch.tensor([[0.3, 0.0, 0.4], [0.03, 0.0, 0.04]])
+    halved, reversed_ = loss._translation_error(true, true / 2), loss._translation_error(true, -true)
+    torch.testing.assert_close(halved, torch.full((2,), 0.3 * math.log(2)))
+    torch.testing.assert_close(reversed_, torch.full((2,), 2.0))
+    assert float(loss._translation_error(true * 1e-6, -true * 1e-6).max()) < 1e-3, "too short to see"
 
 
 def test_what_is_not_known_does_not_count() -> None:

@@ -22,6 +22,11 @@ from anchor3r.model.network import WindowOutput, camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
 from anchor3r.training.match_loss import match_loss
 
+_SHORT_STEP = 0.005
+"""Translations below this, in mean distances of the points, count less where directions are measured."""
+_LENGTH_WEIGHT = 0.3
+"""Of an error in log length against one in direction."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -39,6 +44,9 @@ class LossConfig:
     """Weight of the auxiliary field of view."""
     scale: Literal["median", "metric"] = "median"
     """`median` frees the prediction's scale clip by clip (the paper); `metric` holds it to the truth's."""
+    translation: Literal["l1", "direction"] = "l1"
+    """`l1` is the paper's; `direction` measures direction and log length apart, so that a short step counts
+    as much as a long one."""
     points: Literal["xyz", "log_depth"] = "xyz"
     """Where errors of points are measured; log depth neither favours near nor far, small nor large."""
     max_depth: float = float("inf")
@@ -133,13 +141,23 @@ class Loss:
             weight = self.config.round_decay ** (len(output.poses) - 1 - index)
             moved = pose[..., :3] * (scale / unit)[:, None, None, None]
             errors = {
-                "translation": (translation - moved).abs().clamp(max=100).sum(-1),
+                "translation": self._translation_error(translation, moved),
                 "rotation": (quaternion - pose[..., 3:7]).abs().sum(-1),
                 "fov": (fov - pose[..., 7:]).abs().sum(-1),
             }
             for name, error in errors.items():
                 sums[name] = sums[name] + weight * masked_mean(error, ages >= 0)
         return sums | {"camera": sums["rotation"] + sums["translation"]}
+
+    def _translation_error(self, true: Tensor, predicted: Tensor) -> Tensor:
+        """(..., 3), both in mean distances of the clip's points -> (...)"""
+        if self.config.translation == "l1":
+            return (true - predicted).abs().clamp(max=100).sum(-1)
+        length, found = (x.norm(dim=-1).clamp(min=1e-6) for x in (true, predicted))
+        turned = (true / length[..., None] - predicted / found[..., None]).norm(dim=-1)
+        stretched = (length / found).log().abs().clamp(max=3)
+        # A step too short to see has no direction.
+        return (length / _SHORT_STEP).clamp(max=1) * (turned + _LENGTH_WEIGHT * stretched)
 
     def _point_map(
         self,

@@ -131,11 +131,16 @@ def tiny() -> Recipe:
         name="tiny",
         network=PRESETS["tiny"],
         loss=LossConfig(
-            scale="metric", points="log_depth", match_weight=0.5, camera_weight=2.0, max_depth=100.0
+            scale="metric",
+            translation="direction",
+            points="log_depth",
+            match_weight=0.5,
+            camera_weight=1.0,
+            max_depth=100.0,
         ),
         data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
         optimiser=OptimiserConfig(
-            learning_rate=6e-4, head_factor=0.2, warmup_steps=200, final_fraction=0.02, betas=(0.9, 0.98)
+            learning_rate=6e-4, head_factor=0.5, warmup_steps=200, final_fraction=0.02, betas=(0.9, 0.98)
         ),
         accumulate=2,
         steps=30_000,
