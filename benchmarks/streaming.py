@@ -62,10 +62,12 @@ def kernel_share(network: Anchor3RNetwork, cache: ImageCache, image: torch.Tenso
 
 
 @torch.inference_mode()
-def measure(preset: str, frames: int, *, recompute: bool) -> Row:
+def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> Row:
     config, size = PRESETS[preset], SIZES[preset]  # type: ignore[index]
     torch.manual_seed(0)
     network = Anchor3RNetwork(config).eval()
+    if compiled:
+        network.compile_parts()
     stream = images(size, config.window)
     cache = network.new_cache(*size)
     for k in range(frames):
@@ -105,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"], choices=list(PRESETS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="encoder and heads through torch.compile")
     parser.add_argument("--growth-frames", type=int, default=2_000, help="0 leaves the long stream out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
@@ -112,7 +115,7 @@ def main() -> None:
     rows = []
     print("preset  size      parameters   step ms  frames/s  recompute/step  kernels  cache MiB  peak GiB")
     for preset in arguments.presets:
-        row = measure(preset, frames=12, recompute=preset != "full")
+        row = measure(preset, frames=12, recompute=preset != "full", compiled=arguments.compile)
         rows.append(row)
         ratio = "-" if row.recompute_ms is None else f"{row.recompute_ms / row.step_ms:.1f}"
         print(

@@ -182,6 +182,18 @@ def test_reset_forgets_everything() -> None:
     assert torch.equal(first.points, again.points)
 
 
+def test_compiled_parts_say_the_same() -> None:
+    """Traced only: what the real compiler makes of the trace is its own affair, and takes a minute."""
+    network = build("small", window=3).eval()
+    clip, camera = clip_for(network, batch=1)
+    with torch.no_grad():
+        before = network(clip[:, :2], camera[:, :2])
+        network.compile_parts(backend="aot_eager")
+        after = network(clip[:, :2], camera[:, :2])
+    torch.testing.assert_close(after.points, before.points)
+    torch.testing.assert_close(after.poses[-1], before.poses[-1])
+
+
 def test_gradient_checkpointing_changes_nothing() -> None:
     network = build("small", window=3).train()
     clip, camera = clip_for(network, batch=1)

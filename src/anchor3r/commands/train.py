@@ -11,6 +11,7 @@ from anchor3r.commands.progress import progress
 from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
+    from anchor3r.training.recipes import Recipe
     from anchor3r.training.trainer import Progress
 
 
@@ -50,33 +51,42 @@ def train(
         stop_after: Stop, resumably, after this step.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
-    import torch
-
-    from anchor3r.training.distributed import processes
     from anchor3r.training.recipes import load_recipe
-    from anchor3r.training.trainer import RunConfig, Trainer
 
-    torch.set_num_threads(threads)
     given: dict[str, Any] = {
         "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
         "sharding": sharding,
     }  # fmt: skip
-    changes = {k: v for k, v in given.items() if v is not None}
+    chosen = load_recipe(
+        recipe, data, needs_data=not cost, **{k: v for k, v in given.items() if v is not None}
+    )
     if cost:
         from anchor3r.training.cost import step_cost
 
-        print(step_cost(load_recipe(recipe, data, needs_data=False, **changes)).in_words())
+        print(step_cost(chosen).in_words())
         return
     if out is None:
         raise Anchor3RError("training needs a folder for its checkpoints: --out runs/NAME")
-    chosen = load_recipe(recipe, data, **changes)
+    _run(chosen, out, resume=resume, workers=workers, threads=threads, stop_after=stop_after)
+
+
+def _run(
+    recipe: Recipe, out: Path, *, resume: bool, workers: int, threads: int, stop_after: int | None
+) -> None:
+    """Trains; the first process shows how far it is."""
+    import torch
+
+    from anchor3r.training.distributed import processes
+    from anchor3r.training.trainer import RunConfig, Trainer
+
+    torch.set_num_threads(threads)
     config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
     with processes() as group:
-        trainer = Trainer(chosen, config, group)
+        trainer = Trainer(recipe, config, group)
         if not group.is_first:
             trainer.run()
             return
-        with progress("training", chosen.steps, "steps") as advance:
+        with progress("training", recipe.steps, "steps") as advance:
 
             def show(now: Progress) -> None:
                 skipped = f", {now.skipped} skipped" if now.skipped else ""

@@ -151,6 +151,11 @@ class Anchor3RNetwork(nn.Module):
         if isinstance(self.encoder, Encoder):
             self.encoder.gradient_checkpointing = wanted
 
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Has `torch.compile` translate encoder and heads, which see no cache; the first step is slow."""
+        for part in (self.encoder, self.camera_head, self.point_head):
+            part.compile(backend=backend)
+
     def new_cache(self, height: int, width: int, *, batch: int = 1) -> ImageCache:
         """An empty cache for streams of this image size, on the network's device and in its dtype."""
         rows, cols = self._grid(height, width)

@@ -49,6 +49,8 @@ class NetworkPredictorConfig:
     """Longer image side of the transformer presets, in pixels."""
     area: int = 12_800
     """Pixels of an image of the correlation preset; its sides follow the aspect ratio."""
+    compile: bool = False
+    """Whether `torch.compile` translates encoder and heads: a minute at the start, faster steps after it."""
     adjust: bool = True
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
@@ -73,6 +75,8 @@ class NetworkPredictor:
         self._network = network.to(self._device)
         self._name, self._config = name, config or NetworkPredictorConfig()
         self._stream: _Stream | None = None
+        if self._config.compile:
+            self._network.compile_parts()
 
     @staticmethod
     def load(path: Path | str, *, window: int | None = None) -> NetworkPredictor:
