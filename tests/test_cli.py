@@ -79,12 +79,24 @@ def test_problems_end_with_1_and_words(
         ("map", sequence, "--out", tmp_path / "m", "--predictor", "ground-truth:a"): "how noisy",
         ("map", f"{images}/*.color.png", "--out", tmp_path / "m", "--predictor", NOISY): "no ground truth",
         ("map", sequence, "--out", tmp_path / "m", "--resume", "--overwrite"): "choose one of them",
+        ("map", sequence, "--out", tmp_path / "m", "--intrinsics", "300,300"): "four numbers",
+        ("map", sequence, "--out", tmp_path / "m", "--fov", "60", "--intrinsics", "1,1,1,1"): "choose one",
         ("export", tmp_path / "nowhere", "--format", "tum", "--out", tmp_path / "t"): "holds no map",
     }
     for arguments, words in problems.items():
         assert anchor3r(*arguments) == 1
         assert words in capsys.readouterr().err
     assert not (tmp_path / "m").exists()
+
+
+def test_a_stated_camera_is_what_the_map_has(tmp_path: Path, sequence: str) -> None:
+    command = ("map", sequence, "--out", tmp_path / "m", "--predictor", NOISY, "--stop", 3)
+    assert anchor3r(*command, "--intrinsics", "90,91,31,23") == 0
+    with load_map(tmp_path / "m") as made:
+        camera = made.frame(2).intrinsics
+        assert (camera.fx, camera.fy, camera.cx, camera.cy) == (90, 91, 31, 23)
+        assert made.meta["identity"]["camera"]["intrinsics"] == [90, 91, 31, 23]
+    assert anchor3r(*command, "--resume", "--fov", "60") == 1  # a map is of one camera
 
 
 def test_map_and_export(tmp_path: Path, sequence: str, capsys: pytest.CaptureFixture[str]) -> None:

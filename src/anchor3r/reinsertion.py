@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,11 @@ FrameReader = Callable[[int], Frame]
 """Gives a frame of the map by its index."""
 _KEPT_UNIT = math.log(1.5)
 """A unit that is off by no more may have drifted there, and loops are to tell."""
+_SIGMA_PER_MAD, _MEDIAN_OVER_MEAN = 1.4826, 1.2533  # of Gaussians
+_ALIKE = 16
+"""Cells of a point map that count as one measurement."""
+_LEAST_UNIT_SIGMA = 0.01
+""", and no unit is known better."""
 
 
 class LoopReason(StrEnum):
@@ -52,6 +58,14 @@ class ReinsertionConfig:
             raise ValueError(f"max_angle_deg and max_distance must be positive: {self}")
 
 
+class _Unit(NamedTuple):
+    """Of a reinserted window, in that of its anchor's window in the map."""
+
+    value: float
+    sigma: float
+    """standard deviation of its logarithm; NaN if it was not measured"""
+
+
 @dataclass(frozen=True)
 class _View:
     """What one direction of an event says."""
@@ -75,6 +89,9 @@ class Reinsertion:
     ) -> None:
         self._map, self._predictor, self._read_frame, self._config = source, predictor, read_frame, config
         self._online = source.trajectory()
+        # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
+        # Only these are related to each other by several windows, so that a loop can tell their unit.
+        self._known = self._online.select(np.isin(self._online.frames, source.graph().edges.frame_i))
 
     def measure(self, event: int, query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
         """One event: the edges of its directions, and the verdict as far as it goes without the graph."""
@@ -106,10 +123,10 @@ class Reinsertion:
 
     def _look(self, anchor: int, place: int) -> _View | None:
         """The window of `place` with `anchor` as its transient anchor."""
-        members = neighbourhood(self._online, place, self._predictor.window - 1)
+        members = neighbourhood(self._known, place, self._predictor.window - 1)
         frames = [self._read_frame(int(frame)) for frame in members]
         prediction = self._predictor.relate(frames, self._read_frame(anchor))
-        edges = loop_edges(prediction, unit=self._unit_of(prediction))
+        edges = loop_edges(prediction, self._unit_of(prediction))
         if prediction.status is not Status.OK or not len(edges):
             return None
         known = self._online.select(np.searchsorted(self._online.frames, edges.frame_i))
@@ -126,7 +143,7 @@ class Reinsertion:
             float(np.median(length) + np.median(spread)),
         )
 
-    def _unit_of(self, prediction: WindowPrediction) -> float:
+    def _unit_of(self, prediction: WindowPrediction) -> _Unit:
         """The new window's unit over that of the anchor's window in the map.
 
         Depths that both gave the anchor tell it. Without them a predictor is trusted to keep its unit, unless
@@ -134,12 +151,13 @@ class Reinsertion:
         """
         stored, again = self._map.points(prediction.anchor), prediction.points_in_anchor
         if stored is not None and again is not None and stored.points_in_camera.shape == again.shape:
-            return _median_ratio(stored.points_in_camera[..., 2], again[..., 2])
+            sure = _surer_half(stored.confidence) & _surer_half(prediction.points_confidence)
+            return _median_ratio(stored.points_in_camera[..., 2][sure], again[..., 2][sure])
         members = self._online.select(np.searchsorted(self._online.frames, prediction.members))
         unit = _median_ratio(
             _distances(members.center) / self._unit_at(prediction.anchor), _distances(_centers(prediction))
         )
-        return unit if abs(math.log(unit)) > _KEPT_UNIT else 1.0
+        return unit if abs(math.log(unit.value)) > _KEPT_UNIT else _Unit(1.0, math.nan)
 
     def _unit_at(self, frame: int) -> float:
         """Of a frame's window, in the map's."""
@@ -156,12 +174,26 @@ class Reinsertion:
         return math.degrees(angle_rad), float(np.linalg.norm(one.center() - other.center()))
 
 
-def _median_ratio(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:
+def _median_ratio(a: NDArray[np.floating], b: NDArray[np.floating]) -> _Unit:
     """Median of a / b where that is a positive number; 1 if it is nowhere."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.asarray(a, np.float64) / b
-    ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
-    return float(np.median(ratio)) if ratio.size else 1.0
+        log_ratio = np.log(np.asarray(a, np.float64) / b)
+    log_ratio = log_ratio[np.isfinite(log_ratio)]
+    if not log_ratio.size:
+        return _Unit(1.0, math.nan)
+    middle = float(np.median(log_ratio))
+    spread = _SIGMA_PER_MAD * float(np.median(np.abs(log_ratio - middle)))
+    # Neighbouring depths err together: one in so many counts.
+    sigma = _MEDIAN_OVER_MEAN * spread / math.sqrt(max(1.0, log_ratio.size / _ALIKE))
+    return _Unit(math.exp(middle), max(sigma, _LEAST_UNIT_SIGMA))
+
+
+def _surer_half(confidence: NDArray[np.floating] | None) -> NDArray[np.bool_]:
+    """Where a point map is surer of itself than in the median; everywhere if it does not say."""
+    if confidence is None:
+        return np.ones((), bool)
+    given = confidence[confidence > 0]
+    return confidence >= (np.median(given) if given.size else 0.0)
 
 
 def _distances(centers: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -177,8 +209,8 @@ def _centers(prediction: WindowPrediction) -> NDArray[np.float64]:
 
 
 def neighbourhood(online: Trajectory, frame: int, count: int) -> NDArray[np.int64]:
-    """Up to `count` frames around one that has a pose, itself among them, of the same component."""
-    row = int(np.searchsorted(online.frames, frame))
+    """Up to `count` frames that have a pose around one, of the same component."""
+    row = min(int(np.searchsorted(online.frames, frame)), len(online) - 1)
     frames = online.frames
     if online.component is not None:
         same = online.component == online.component[row]
@@ -187,25 +219,28 @@ def neighbourhood(online: Trajectory, frame: int, count: int) -> NDArray[np.int6
     return frames[first : first + count]
 
 
-def loop_edges(prediction: WindowPrediction, *, unit: float) -> Edges:
-    """A reinserted window as edges, with translations in units of the anchor's window in the map."""
+def loop_edges(prediction: WindowPrediction, unit: _Unit) -> Edges:
+    """A reinserted window as edges, with translations in units of the anchor's window in the map.
+
+    How well that unit is known goes with them.
+    """
     rotation, translation = prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation
     n = len(prediction.members)
     good = np.flatnonzero(np.isfinite(rotation).all((1, 2)) & np.isfinite(translation).all(1))
     information: NDArray[np.float64] = np.broadcast_to(np.nan, (n, 6, 6))
     if prediction.covariance is not None:
-        in_unit = np.diag([1.0, 1.0, 1.0, unit, unit, unit])
+        in_unit = np.diag(np.repeat([1.0, unit.value], 3))
         information = np.linalg.inv(in_unit @ prediction.covariance @ in_unit).astype(np.float64)
     edges = Edges(
         frame_i=prediction.members,
         frame_t=np.full(n, prediction.anchor),
         rotation=rotation,
-        translation=unit * translation,
+        translation=unit.value * translation,
         weight=prediction.confidence,
         kind=np.full(n, EdgeKind.LOOP, np.int8),
         group=np.zeros(n, np.int64),
         log_scale_ratio=np.full(n, np.nan),
-        log_scale_sigma=np.full(n, np.nan),
+        log_scale_sigma=np.full(n, unit.sigma),
         information=information,
     )
     return edges.select(good)

@@ -34,6 +34,8 @@ _FIGURES = (
 """Of a verdict, what goes into the map."""
 _TOLD = 5.0
 """Change of unit expected from frame to frame, over the spread with which the predictor measures it."""
+_LEAST_WALK = 0.1
+"""The same at least, however little units seem to change: a predictor whose windows agree may still drift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,10 +166,15 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
 def _expected_units(edges: Edges) -> ScaleConfig:
     """A predictor that measures how its unit changes counts for more than that units hardly change."""
     config = ScaleConfig()
-    told = edges.log_scale_sigma[edges.log_scale_sigma > 0]
+    told = edges.log_scale_sigma[(edges.kind == EdgeKind.WINDOW) & (edges.log_scale_sigma > 0)]
     if not len(told):
         return config
-    return replace(config, default_walk_sigma=max(config.default_walk_sigma, _TOLD * float(np.median(told))))
+    typical = float(np.median(told))
+    return replace(
+        config,
+        default_walk_sigma=max(config.default_walk_sigma, _TOLD * typical),
+        min_walk_sigma=max(config.min_walk_sigma, _LEAST_WALK * typical),
+    )
 
 
 def _trajectory(online: Trajectory, edges: Edges, used: Edges, solved: _Solved) -> Trajectory:

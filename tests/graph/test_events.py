@@ -88,6 +88,22 @@ def test_an_event_that_disagrees_with_itself_is_cut() -> None:
     assert verdicts.rejected_groups().tolist() == [group]
 
 
+def test_an_event_of_uncertain_unit_may_be_off_by_as_much() -> None:
+    route = synthetic_graph(
+        SyntheticConfig(num_frames=600, seed=1, rotation_noise_deg=0.01, translation_noise=0.001)
+    )
+    edges = route.graph.edges
+    loops = edges.kind == EdgeKind.LOOP
+    group = int(edges.group[loops & ~route.is_false_group[edges.group]][0])
+    edges = only_event(edges, group)
+    loops = edges.kind == EdgeKind.LOOP
+    stretched = replace(edges, translation=edges.translation * np.where(loops, 1.2, 1.0)[:, None])
+    told = replace(stretched, log_scale_sigma=np.where(loops, 0.1, np.nan))
+    odometry = estimate_trajectory(edges)
+    reasons = [judge_events(given, odometry)[0][0].reason for given in (edges, stretched, told)]
+    assert reasons == [Reason.FITS, Reason.SCATTERED, Reason.FITS]
+
+
 def test_verdicts_name_frames_of_the_source() -> None:
     """Frames keep their indices where the graph has gaps."""
     route = synthetic_graph(SyntheticConfig(num_frames=600, false_events=0.0))

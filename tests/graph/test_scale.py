@@ -42,6 +42,20 @@ def test_carried_ratios_alone() -> None:
     assert_allclose(log_scale, [0, 0.5, 0.3, 0.4], atol=1e-5)
 
 
+def test_windows_are_not_compared_better_than_their_predictor_says() -> None:
+    """Windows cut from one local map agree exactly, and yet their common unit may drift."""
+    rng = np.random.default_rng(0)
+    edges = measure(random_poses(40, rng), *window_pairs(40, 6), rng)
+    topology = topology_of(edges)
+    told = replace(
+        edges,
+        log_scale_sigma=np.full(len(edges), 0.02),
+        log_scale_ratio=np.full(len(edges), np.nan),
+    )
+    assert measured_ties(edges, topology).weight.max() > 1e6
+    assert_allclose(measured_ties(told, topology).weight, 0.02**-2)
+
+
 @pytest.mark.parametrize("drift", [1.0, 5.0])
 def test_steady_drift(drift: float) -> None:
     route = synthetic_graph(SyntheticConfig(num_frames=1500, scale_drift=drift))

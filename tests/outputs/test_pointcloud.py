@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.mapping import Mapper
-from anchor3r.outputs.pointcloud import Cloud, map_clouds, voxel_downsampled, write_ply
+from anchor3r.outputs.pointcloud import Cloud, drawn_by_lot, map_clouds, voxel_downsampled, write_ply
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.store import MapWriter, load_map
 from toy_source import CAMERA, ToySource, toy_pose
@@ -87,6 +88,22 @@ def test_the_order_of_the_points_hardly_matters() -> None:
     forth = joined(voxel_downsampled(iter(clouds), 1.0))
     back = joined(voxel_downsampled(reversed(clouds), 1.0, max_voxels=500))
     assert_allclose(forth.points, back.points, atol=1e-5)
+
+
+def test_the_lot_draws_evenly_and_keeps_the_order() -> None:
+    """Of clouds that are numbered by their confidence, each keeps about its share."""
+    clouds = [
+        replace(cloud, confidence=np.full(500, k, np.float32)) for k, cloud in enumerate(some_clouds(20))
+    ]
+    drawn = drawn_by_lot(iter(clouds), 1000, seed=1)
+    assert len(drawn) == 1000
+    assert (np.diff(drawn.confidence) >= 0).all()
+    shares = np.bincount(drawn.confidence.astype(int), minlength=20)
+    assert shares.min() > 25
+    assert shares.max() < 80
+    assert_array_equal(drawn.points, drawn_by_lot(iter(clouds), 1000, seed=1).points)
+    assert len(drawn_by_lot(iter(clouds), 20_000)) == 10_000
+    assert len(drawn_by_lot([], 10)) == 0
 
 
 def test_a_grid_that_cannot_hold_the_map_says_so() -> None:

@@ -146,10 +146,13 @@ def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
     np.testing.assert_allclose(belief.mean[1:3], CAMERA[2:4], atol=1e-6)
 
 
+BELIEF = {"max_error_px": 1.0, "min_points": 20, "min_agreeing": 0.5}
+
+
 def test_two_views_relate_up_to_scale(scene: tuple) -> None:
     poses, _, seen = scene
     second_from_first = poses[5] @ poses[0].inverse()
-    two = relate_two_views(seen[0], seen[5], CAMERA, 1.0, 20)
+    two = relate_two_views(seen[0], seen[5], CAMERA, **BELIEF)
     assert two is not None
     np.testing.assert_allclose(two.second_from_first.rotation, second_from_first.rotation, atol=1e-3)
     direction = two.second_from_first.translation / np.linalg.norm(two.second_from_first.translation)
@@ -161,5 +164,5 @@ def test_two_views_relate_up_to_scale(scene: tuple) -> None:
 def test_two_views_of_noise_are_refused() -> None:
     rng = np.random.default_rng(0)
     first, second = rng.uniform(0, 300, (2, 100, 2))
-    assert relate_two_views(first, second, CAMERA, 1.0, 20) is None
-    assert relate_two_views(first[:5], second[:5], CAMERA, 1.0, 20) is None
+    assert relate_two_views(first, second, CAMERA, **BELIEF) is None
+    assert relate_two_views(first[:5], second[:5], CAMERA, **BELIEF) is None

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anchor3r.commands.map import NOT_A_RECONSTRUCTION, make_map
-
-if TYPE_CHECKING:
-    from anchor3r.geometry import Sim3
-    from anchor3r.outputs.pointcloud import Cloud
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
 VOXEL_M = 0.1
+PICTURE_SIZE = (1600, 900)
 
 
 def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:
@@ -56,27 +52,15 @@ def evaluate(out: Path) -> dict[str, dict[str, Any]]:
 
     from anchor3r.evaluation.metrics import Alignment
     from anchor3r.evaluation.runner import score_poses
-    from anchor3r.outputs.picture import TRUTH, write_topdown
+    from anchor3r.outputs.picture import View, write_picture
     from anchor3r.outputs.pointcloud import map_clouds, voxel_downsampled, write_ply
+    from anchor3r.outputs.scene import scene_of
     from anchor3r.store import load_map
 
     with load_map(out / "map") as made:
         metrics, scored = score_poses(made, Alignment.SIM3, out, "demo")
         best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
-        errors = scored[best].errors
-        paths = {TRUTH: errors.world_from_true.translation}
-        paths |= {name: found.errors.world_from_estimated.translation for name, found in scored.items()}
-        voxel = VOXEL_M / float(errors.true_from_estimated.scale)
-        clouds = list(voxel_downsampled(map_clouds(made, poses=best), voxel, scratch=out))
-        write_ply(out / "cloud.ply", clouds)
-        in_true_world = moved(clouds, errors.true_from_estimated)
-        write_topdown(out / "map.png", in_true_world, paths, title=f"{made.num_frames} frames, {best} poses")
+        voxel = VOXEL_M / float(scored[best].errors.true_from_estimated.scale)
+        write_ply(out / "cloud.ply", voxel_downsampled(map_clouds(made, poses=best), voxel, scratch=out))
+        write_picture(out / "map.png", scene_of(made, best), view=View.BOTH, size=PICTURE_SIZE)
     return metrics
-
-
-def moved(clouds: Iterable[Cloud], new_from_old: Sim3) -> Iterator[Cloud]:
-    """The same points in another world."""
-    from anchor3r.outputs.pointcloud import Cloud
-
-    for cloud in clouds:
-        yield Cloud(new_from_old.apply(cloud.points), cloud.colours, cloud.confidence)

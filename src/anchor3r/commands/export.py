@@ -8,53 +8,94 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from anchor3r.commands.map import NOT_A_RECONSTRUCTION
+from anchor3r.commands.map import NOT_A_RECONSTRUCTION, Switch
 from anchor3r.errors import Anchor3RError
 from anchor3r.outputs.trajectories import Gaps
 
 if TYPE_CHECKING:
+    from anchor3r.outputs.selection import Selection
     from anchor3r.store import Map
     from anchor3r.trajectory import Trajectory
+
+Format = Literal["tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio"]
+_TRAJECTORIES = ("tum", "kitti", "euroc")
+_PROJECTS = ("colmap", "nerfstudio")
 
 
 def export(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     out: Path,
-    format: Literal["tum", "kitti", "ply"],
+    format: Format,
     poses: str | None = None,
+    frames: Literal["all", "keyframes"] = "all",
     component: int | None = None,
     gaps: Gaps = Gaps.ERROR,
+    covariance: Switch = False,
     confidence: float = 0.0,
     voxel: float | None = None,
+    max_points: int | None = None,
+    images: Literal["source", "map"] = "source",
 ) -> None:
     """Hand a map to other programs.
 
+    The world is that of the map, x right, y down and z forward of its first camera, but for las and laz (z
+    up) and glb (y up). Memory is bounded: frames are read one by one.
+
     Args:
         folder: Folder of the map; it may still be growing.
-        out: File to write.
-        format: tum and kitti are trajectories (camera to world) as text, ply is a binary point cloud.
+        out: File to write; of colmap and nerfstudio, a new folder.
+        format: tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph.
+            ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. colmap and nerfstudio
+            are folders with images, cameras and points, from which trainers of splats start.
         poses: online or offline; offline if the map was refined.
+        frames: All with a pose, or keyframes only: one out of as many as refine takes.
         component: Only this part of a map whose tracking broke; all of them if not given.
         gaps: What a kitti file, which has a line for every frame, says of a frame without a pose: refuse
             to write, or hold the pose of the frame before.
+        covariance: Write the covariance of each pose of a trajectory as well, to OUT.covariance.csv.
         confidence: Leave out points below this confidence.
         voxel: Keep one point for each cube of this side, in the map's unit; every point if not given.
+        max_points: Of more points, draw so many by lot; if not given, a million for glb and nerfstudio,
+            two hundred thousand for colmap, all for the rest.
+        images: Of colmap and nerfstudio: in full size from the source if it is still at hand, or the map's
+            own smaller copies. They are taken as pinhole images: a map knows of no lens distortion.
     """
+    from anchor3r.outputs.selection import Selection, best_poses
     from anchor3r.store import load_map
 
+    _insist_on_meaning(format, frames, covariance, voxel, max_points)
     with load_map(folder) as source:
-        if poses is None:
-            poses = "offline" if "offline" in source.trajectory_names() else "online"
+        poses = poses or best_poses(source)
         trajectory = _chosen_part(source, poses, component)
-        if format == "ply":
-            count = _write_cloud(source, poses, trajectory, out, confidence, voxel)
-            what = f"{count} points"
+        if frames == "keyframes":
+            trajectory = trajectory.select(slice(None, None, _keyframe_interval(source)))
+        chosen = Selection(
+            source=source, poses=poses, trajectory=trajectory,
+            min_confidence=confidence, voxel=voxel, max_points=max_points,
+        )  # fmt: skip
+        if format in _TRAJECTORIES:
+            what = _write_trajectory(chosen, out, format, None if frames == "keyframes" else gaps, covariance)
+        elif format in _PROJECTS:
+            what = _write_project(chosen, out, format, images)
         else:
-            _write_trajectory(source, poses, trajectory, out, format, gaps)
-            what = f"{len(trajectory)} poses"
+            what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         print(f"{out}: {what} of {folder} ({poses} poses)")
         if source.meta.get("ground_truth_predictor"):
             print(NOT_A_RECONSTRUCTION)
+
+
+def _insist_on_meaning(
+    format: str, frames: str, covariance: bool, voxel: float | None, max_points: int | None
+) -> None:
+    """Refuses options that the format could not follow."""
+    if covariance and format not in _TRAJECTORIES:
+        raise Anchor3RError(f"--covariance belongs to {', '.join(_TRAJECTORIES)}, not to {format}")
+    if frames == "keyframes" and format == "g2o":
+        raise Anchor3RError("a motion graph without the frames between keyframes falls apart; --frames all")
+    if voxel is not None and format == "colmap":
+        raise Anchor3RError("a colmap model merges points by itself: leave --voxel out, or use --max-points")
+    if max_points is not None and max_points < 1:
+        raise Anchor3RError(f"--max-points must be at least 1, not {max_points}")
 
 
 def _chosen_part(source: Map, poses: str, component: int | None) -> Trajectory:
@@ -77,36 +118,86 @@ def _chosen_part(source: Map, poses: str, component: int | None) -> Trajectory:
     return trajectory
 
 
-def _write_trajectory(
-    source: Map, poses: str, trajectory: Trajectory, out: Path, format: str, gaps: Gaps
-) -> None:
-    from anchor3r.outputs.trajectories import write_kitti, write_tum
+def _keyframe_interval(source: Map) -> int:
+    """That of the map's own search for loops, or of one that would be made now."""
+    from anchor3r.refinement import RefinementConfig
 
+    search = source.meta.get("loop_search", {}).get("identity", {})
+    return search.get("keyframe_interval", RefinementConfig().keyframe_interval)
+
+
+def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | None, covariance: bool) -> str:
+    """Without `gaps` a kitti file has a line only for each pose."""
+    from anchor3r.outputs.trajectories import write_covariance, write_euroc, write_kitti, write_tum
+
+    source, trajectory = chosen.source, chosen.trajectory
+    if covariance:
+        write_covariance(out.with_name(f"{out.name}.covariance.csv"), trajectory)
     if format == "tum":
-        write_tum(out, trajectory, comment=_origin(source, poses))
-        return
-    meta = source.meta["identity"]
-    indices = source.frames().index
-    # Frames that could not be decoded have their line too.
-    frames = range(meta.get("start", int(indices[0])), int(indices[-1]) + 1, meta.get("stride", 1))
-    write_kitti(out, trajectory, frames=frames, gaps=gaps)
+        write_tum(out, trajectory, comment=_origin(chosen))
+    elif format == "euroc":
+        write_euroc(out, trajectory)
+    elif gaps is None:
+        write_kitti(out, trajectory)
+    else:
+        cut, indices = source.meta["identity"], source.frames().index
+        # Frames that could not be decoded have their line too.
+        wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
+        write_kitti(out, trajectory, frames=wanted, gaps=gaps)
+    return f"{len(trajectory)} poses"
 
 
-def _write_cloud(
-    source: Map, poses: str, trajectory: Trajectory, out: Path, confidence: float, voxel: float | None
-) -> int:
-    from anchor3r.outputs.pointcloud import map_clouds, voxel_downsampled, write_ply
-
-    frames = trajectory.frames.tolist()
-    clouds = map_clouds(source, poses=poses, min_confidence=confidence, frames=frames)
-    if voxel is not None:
-        clouds = voxel_downsampled(clouds, voxel, scratch=out.parent)
-    return write_ply(out, clouds, comment=_origin(source, poses))
+def _write_cloud(chosen: Selection, out: Path, format: str) -> str:
+    return f"{_num_written(chosen, out, format)} points"
 
 
-def _origin(source: Map, poses: str) -> str:
+def _num_written(chosen: Selection, out: Path, format: str) -> int:
+    if format == "glb":
+        from anchor3r.outputs.glb import write_glb
+
+        camera = chosen.source.intrinsics(int(chosen.trajectory.frames[0]))
+        clouds = chosen.limited().clouds(out.parent)
+        return write_glb(out, clouds, chosen.trajectory, camera)
+    if format in ("las", "laz"):
+        from anchor3r.outputs.las import write_las
+
+        return write_las(out, chosen.clouds(out.parent), compressed=format == "laz")
+    from anchor3r.outputs.pointcloud import write_pcd, write_ply
+
+    write = write_ply if format == "ply" else write_pcd
+    return write(out, chosen.clouds(out.parent), comment=_origin(chosen))
+
+
+def _write_project(chosen: Selection, out: Path, format: str, images: str) -> str:
+    from anchor3r.outputs.images import open_images
+
+    trajectory = chosen.trajectory
+    first = int(trajectory.frames[0])
+    with open_images(chosen.source, first, prefer_source=images == "source") as pictures:
+        if format == "nerfstudio":
+            from anchor3r.outputs.nerfstudio import write_nerfstudio
+
+            count = write_nerfstudio(out, chosen.limited(), pictures, comment=_origin(chosen))
+        else:
+            from anchor3r.outputs.colmap import write_colmap
+
+            count = write_colmap(out, chosen, pictures)
+    taken_from = "the source" if pictures.original is not None else "the map's copies"
+    return f"{len(trajectory)} images (from {taken_from}) and {count} points"
+
+
+def _write_graph(chosen: Selection, out: Path) -> str:
+    from anchor3r.outputs.pose_graph import write_pose_graph
+
+    count = write_pose_graph(out, chosen.source.graph(), chosen.trajectory)
+    return f"{len(chosen.trajectory)} poses and {count} edges"
+
+
+def _origin(chosen: Selection) -> str:
     """One line about where the numbers come from."""
-    meta = source.meta
+    meta = chosen.source.meta
     identity = meta.get("identity", {})
-    text = f"anchor3r: {poses} poses of {identity.get('source')}, predictor {identity.get('predictor')}"
+    text = (
+        f"anchor3r: {chosen.poses} poses of {identity.get('source')}, predictor {identity.get('predictor')}"
+    )
     return f"{text}; {NOT_A_RECONSTRUCTION}" if meta.get("ground_truth_predictor") else text

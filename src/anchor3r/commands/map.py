@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from anchor3r.commands.camera import NOTHING_STATED, CameraOptions
 from anchor3r.commands.progress import progress
+from anchor3r.commands.view import beside
 from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
@@ -34,16 +37,17 @@ def map_source(
     start: int = 0,
     stop: int | None = None,
     stride: int = 1,
+    camera: tyro.conf.OmitArgPrefixes[CameraOptions] = NOTHING_STATED,
     resume: Switch = False,
     overwrite: Switch = False,
     keep_images: bool = True,
     seed: int = 0,
+    view: Switch = False,
     as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Stream a source into a map.
 
-    It can be killed at any moment and goes on with --resume to the same result, and it can be looked at and
-    exported while it grows.
+    Killed at any moment it goes on with --resume to the same result; it can be looked at while it grows.
 
     Args:
         source: A folder or pattern of images, a video, camera:0, an rtsp or http address, kitti:ROOT/00,
@@ -51,15 +55,16 @@ def map_source(
         out: Folder of the map.
         predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
         window: Frames in a window; the predictor's own if not given.
-        every: With vggt:PATH, take one frame out of so many as anchor; those in between are placed by the
-            next anchor's window, those after the last anchor stay without a pose.
+        every: With vggt:PATH, one frame out of so many is an anchor; its window places those before it.
         start: First frame.
         stop: Frame to stop before; a resumed map may go on beyond its first one.
         stride: Take one frame out of so many.
+        camera: What is known beyond what the source says.
         resume: Go on with the map in that folder, if there is one.
         overwrite: Replace the map in that folder, if there is one.
         keep_images: Keep a small JPEG of every frame, for loop closure and viewing.
         seed: Of every random choice.
+        view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.predictors.loading import AUTO, AUTO_REASON, load_predictor
@@ -69,7 +74,8 @@ def map_source(
         print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
-    with open_source(source, start=start, stop=stop, stride=stride) as frames:
+    viewer = beside(out) if view else nullcontext()
+    with viewer, open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames:
         summary = make_map(
             frames,
             load_predictor(predictor, window=window, seed=seed, every=every),
@@ -81,7 +87,7 @@ def map_source(
             resume=resume,
             overwrite=overwrite,
         )
-    print(json.dumps(summary) if as_json else _in_words(summary))
+        print(json.dumps(summary) if as_json else _in_words(summary), flush=True)
 
 
 def make_map(
@@ -111,6 +117,8 @@ def make_map(
     config = MapperConfig(online=OnlineConfig(seed=seed))
     identity = {"source": source.uri, **cut, "mapper": asdict(config)}
     identity |= {"predictor": predictor.name, "window": predictor.window}
+    if source.camera is not None:
+        identity["camera"] = asdict(source.camera)
     begin = MapWriter.resume if resume else MapWriter.create
     options: dict[str, Any] = {} if resume else {"overwrite": overwrite}
     with begin(out, identity, config=StoreConfig(keep_images=keep_images), **options) as store:
@@ -122,12 +130,20 @@ def make_map(
         seconds = time.monotonic() - started
     return {
         **_summary(out),
+        "camera": _estimated_camera(predictor),
         "skipped": source.skipped,
         "seconds": round(seconds, 3),
         "frames_per_second": round(num_steps / seconds, 2),
         "resumed_after": last_stored if resume and last_stored >= 0 else None,
         "replay_is_exact": store.replay_is_exact,
     }
+
+
+def _estimated_camera(predictor: Predictor) -> dict[str, Any] | None:
+    """What a predictor that calibrates has found out about the camera."""
+    from anchor3r.predictors.features.predictor import FeaturesPredictor
+
+    return predictor.estimated_camera() if isinstance(predictor, FeaturesPredictor) else None
 
 
 def _absolute(predictor: str) -> str:
@@ -185,6 +201,9 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
         f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
     ]
+    if summary["camera"] is not None and not summary["camera"]["stated"]:
+        focal, sigma = summary["camera"]["focal_px"], summary["camera"]["focal_sigma_px"]
+        lines.append(f"the camera was not known; estimated focal length: {focal:.0f} ± {sigma:.0f} pixels")
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
     if summary["resumed_after"] is not None:

@@ -86,16 +86,18 @@ def refine(
 @contextmanager
 def _frames_of(folder: Path) -> Iterator[FrameReader | None]:
     """Where images come from if the map keeps none: its source, if that is still there."""
-    from anchor3r.sources import open_source
+    from anchor3r.sources import StatedCamera, open_source
     from anchor3r.store import load_map
 
     with load_map(folder) as made:
-        uri = None if made.keeps_images() else made.meta.get("identity", {}).get("source")
+        identity = made.meta.get("identity", {})
+        uri = None if made.keeps_images() else identity.get("source")
     if uri is None:
         yield None
         return
     try:
-        source = open_source(uri)
+        stated = identity.get("camera")
+        source = open_source(uri, camera=None if stated is None else StatedCamera(**stated))
     except Anchor3RError:
         yield None  # whether images are needed at all shows later
         return

@@ -167,7 +167,7 @@ def judge_events(
     vouched: groups that are believed whatever the others say.
     """
     topology = topology or topology_of(edges)
-    noise = _window_noise(edges, topology, odometry)
+    noise = _with_units(_window_noise(edges, topology, odometry), edges)
     events = _condense(edges, topology, odometry, noise, config)
     supporters, opponents = _support(events, odometry, noise, config)
     is_sound = 3 * events.agreeing > events.num_edges
@@ -223,6 +223,12 @@ def _window_noise(edges: Edges, topology: Topology, odometry: SE3) -> Sigmas:
         relative = translation / np.maximum(length, max(0.1 * float(np.median(length)), 1e-300))
         noise = np.maximum(noise, [np.median(rotation), np.median(relative)])
     return Sigmas(*noise)
+
+
+def _with_units(noise: Sigmas, edges: Edges) -> Sigmas:
+    """An event whose unit is known to some percent only has positions no better than that."""
+    told = edges.log_scale_sigma[(edges.kind == EdgeKind.LOOP) & (edges.log_scale_sigma > 0)]
+    return noise if not len(told) else noise._replace(distance=np.maximum(noise.distance, np.median(told)))
 
 
 def _condense(edges: Edges, topology: Topology, odometry: SE3, noise: Sigmas, config: EventConfig) -> _Events:

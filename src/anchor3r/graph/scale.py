@@ -137,18 +137,23 @@ def measured_ties(edges: Edges, topology: Topology) -> ScaleTies:
     window_at = np.full(n, -1)
     window_at[anchor[is_window]] = np.flatnonzero(is_window)
     center = -np.einsum("mji,mj->mi", edges.rotation[order], edges.translation[order])
-    a, b, value, sigma = _compare_windows(starts, anchor, window_at, topology.i[order], center)
+    # A predictor that says how well it knows its unit knows why: its own windows, which may share errors,
+    # cannot tell better.
+    told = np.nan_to_num(edges.log_scale_sigma[order])
+    floor = np.maximum.reduceat(told, starts[:-1]) if len(order) else told
+    a, b, value, sigma = _compare_windows(starts, anchor, window_at, topology.i[order], center, floor)
     return joined(ScaleTies(a, b, value, sigma**-2.0), carried_ties(edges, topology))
 
 
 @kernel
 def _compare_windows(
-    start: Int, anchor: Int, window_at: Int, member: Int, center: Float
+    start: Int, anchor: Int, window_at: Int, member: Int, center: Float, floor: Float
 ) -> tuple[Int, Int, Float, Float]:
     """For each group and its latest member that has a window of its own: log of the ratio of their units.
 
     Edges are in the order of groups and, in each, of members; center (m, 3) is the member's centre in the
     anchor's axes. Distances are compared from the frame that anchors the other window, where it has no error.
+    floor: least spread of each group's ratio.
     """
     groups = len(anchor)
     a, b = np.empty(groups, np.int64), np.empty(groups, np.int64)
@@ -178,7 +183,7 @@ def _compare_windows(
         middle = np.median(ratios[:common])
         spread = _SIGMA_PER_MAD * np.median(np.abs(ratios[:common] - middle))
         a[count], b[count], value[count] = anchor[g], member[pivot], middle
-        sigma[count] = max(_MEDIAN_OVER_MEAN * spread / np.sqrt(common), _LEAST_SIGMA)
+        sigma[count] = max(_MEDIAN_OVER_MEAN * spread / np.sqrt(common), _LEAST_SIGMA, floor[g])
         count += 1
     # A handful of ratios tells its own spread badly: none is taken to be much better than the typical one.
     typical = np.median(sigma[:count]) if count else 1.0

@@ -1,4 +1,4 @@
-"""Point clouds of whole maps, streamed: out of the map, through a voxel grid, into a binary PLY file.
+"""Point clouds of whole maps, streamed: out of the map, through a voxel grid, into PLY and PCD files.
 
 Memory does not grow with the map. The voxel grid keeps a bounded table; when it is full, the table goes to a
 temporary file in the order of its keys, and in the end those files are merged range by range. So every voxel
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -36,6 +36,7 @@ _VERTEX = np.dtype(
     + [(channel, "u1") for channel in ("red", "green", "blue")]
     + [("confidence", "<f4")]
 )
+_PCD_POINT = np.dtype([(name, "<f4") for name in ("x", "y", "z", "rgb", "confidence")])
 _PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
 
@@ -52,6 +53,21 @@ class Cloud:
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def select(self, which: NDArray) -> Cloud:
+        """The points of a boolean mask or an index array."""
+        return Cloud(self.points[which], self.colours[which], self.confidence[which])
+
+    @staticmethod
+    def joined(clouds: Sequence[Cloud]) -> Cloud:
+        """All points in one batch."""
+        none = Cloud(np.empty((0, 3), np.float32), np.empty((0, 3), np.uint8), np.empty(0, np.float32))
+        clouds = [none, *clouds]
+        return Cloud(
+            np.concatenate([cloud.points for cloud in clouds]),
+            np.concatenate([cloud.colours for cloud in clouds]),
+            np.concatenate([cloud.confidence for cloud in clouds]),
+        )
 
 
 def map_clouds(
@@ -70,38 +86,122 @@ def map_clouds(
 
 def write_ply(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -> int:
     """Writes a binary PLY with colours and confidence as its points come; returns their number."""
+
+    def header(count: int) -> str:
+        lines = [
+            "ply",
+            "format binary_little_endian 1.0",
+            f"comment {comment}",
+            f"comment {'-' * (20 - len(str(count)))}",
+            f"element vertex {count}",
+            *(f"property {_PLY_TYPES[_VERTEX[name].str]} {name}" for name in _VERTEX.names or ()),
+            "end_header",
+        ]
+        return "\n".join(lines) + "\n"
+
+    return _write_records(path, clouds, header, _vertices)
+
+
+def write_pcd(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -> int:
+    """Writes a binary PCD 0.7 as its points come; returns their number.
+
+    The fields are those of PCL's PointXYZRGB, the colour packed as 0x00RRGGBB into the bits of a float, and
+    the confidence after them.
+    """
+
+    def header(count: int) -> str:
+        lines = [
+            "# .PCD v0.7 - Point Cloud Data file format",
+            f"# {comment}",
+            f"# {'-' * 2 * (20 - len(str(count)))}",
+            "VERSION 0.7",
+            f"FIELDS {' '.join(_PCD_POINT.names or ())}",
+            "SIZE 4 4 4 4 4",
+            "TYPE F F F F F",
+            "COUNT 1 1 1 1 1",
+            f"WIDTH {count}",
+            "HEIGHT 1",
+            "VIEWPOINT 0 0 0 1 0 0 0",
+            f"POINTS {count}",
+            "DATA binary",
+        ]
+        return "\n".join(lines) + "\n"
+
+    return _write_records(path, clouds, header, _pcd_points)
+
+
+def _write_records(
+    path: Path | str,
+    clouds: Iterable[Cloud],
+    header: Callable[[int], str],
+    records: Callable[[Cloud], NDArray[np.void]],
+) -> int:
+    """A header of constant length, written again once the count is known, and a record a point."""
     count = 0
     with replacing(path) as file:
-        file.write(_ply_header(count, comment))
+        file.write(header(count).encode())
         for cloud in clouds:
-            vertices = np.empty(len(cloud), _VERTEX)
-            for k, (axis, channel) in enumerate(zip("xyz", ("red", "green", "blue"), strict=True)):
-                vertices[axis], vertices[channel] = cloud.points[:, k], cloud.colours[:, k]
-            vertices["confidence"] = cloud.confidence
-            file.write(vertices.tobytes())
+            file.write(records(cloud).tobytes())
             count += len(cloud)
-        if not count:
-            raise Anchor3RError(
-                f"no points to write to {path}; lower the confidence threshold, or map with a predictor "
-                "that gives points"
-            )
+        insist_on_points(count, path)
         file.seek(0)
-        file.write(_ply_header(count, comment))
+        file.write(header(count).encode())
     return count
 
 
-def _ply_header(count: int, comment: str) -> bytes:
-    """Always of the same length, so that it can be written again once the count is known."""
-    lines = [
-        "ply",
-        "format binary_little_endian 1.0",
-        f"comment {comment}",
-        f"comment {'-' * (20 - len(str(count)))}",
-        f"element vertex {count}",
-        *(f"property {_PLY_TYPES[_VERTEX[name].str]} {name}" for name in _VERTEX.names or ()),
-        "end_header",
-    ]
-    return ("\n".join(lines) + "\n").encode()
+def insist_on_points(count: int, path: Path | str) -> None:
+    """Refuses to write a cloud without points."""
+    if not count:
+        raise Anchor3RError(
+            f"no points to write to {path}; lower the confidence threshold, or map with a predictor "
+            "that gives points"
+        )
+
+
+def _vertices(cloud: Cloud) -> NDArray[np.void]:
+    vertices = np.empty(len(cloud), _VERTEX)
+    for k, (axis, channel) in enumerate(zip("xyz", ("red", "green", "blue"), strict=True)):
+        vertices[axis], vertices[channel] = cloud.points[:, k], cloud.colours[:, k]
+    vertices["confidence"] = cloud.confidence
+    return vertices
+
+
+def _pcd_points(cloud: Cloud) -> NDArray[np.void]:
+    points = np.empty(len(cloud), _PCD_POINT)
+    for k, axis in enumerate("xyz"):
+        points[axis] = cloud.points[:, k]
+    red, green, blue = cloud.colours.astype("<u4").T
+    points["rgb"] = (red << 16 | green << 8 | blue).view("<f4")
+    points["confidence"] = cloud.confidence
+    return points
+
+
+def drawn_by_lot(clouds: Iterable[Cloud], max_points: int, *, seed: int = 0) -> Cloud:
+    """At most `max_points` of all points, each as likely as any other, in the order in which they came.
+
+    Every point draws a number and the lowest stay; no more than about twice as many are in memory.
+    """
+    if max_points < 1:
+        raise Anchor3RError(f"a cloud needs room for at least one point, not {max_points}")
+    rng = np.random.default_rng(seed)
+    kept, lots = [Cloud.joined([])], [np.empty(0)]
+    count, limit = 0, np.inf
+    for cloud in clouds:
+        lot = rng.random(len(cloud))
+        kept.append(cloud.select(lot < limit))
+        lots.append(lot[lot < limit])
+        count += len(lots[-1])
+        if count > 2 * max_points:
+            lowest, limits = _lowest(Cloud.joined(kept), np.concatenate(lots), max_points)
+            kept, lots, count, limit = [lowest], [limits], max_points, limits.max()
+    return _lowest(Cloud.joined(kept), np.concatenate(lots), max_points)[0]
+
+
+def _lowest(cloud: Cloud, lots: NDArray[np.float64], count: int) -> tuple[Cloud, NDArray[np.float64]]:
+    if len(lots) <= count:
+        return cloud, lots
+    which = np.sort(np.argpartition(lots, count)[:count])
+    return cloud.select(which), lots[which]
 
 
 def voxel_downsampled(

@@ -1,7 +1,7 @@
-"""Trajectories as text that other programs read: TUM (time, centre, quaternion) and KITTI (3×4 matrices).
+"""Trajectories as text that other programs read: TUM and EuRoC (time, centre, quaternion), KITTI (matrices).
 
-Both hold camera-to-world poses. A KITTI file has no frame numbers: line k is the k-th frame, so a frame
-without a pose has to be filled or refused.
+All hold camera-to-world poses; their covariance is a table of its own. A KITTI file has no frame numbers:
+line k is the k-th frame, so a frame without a pose has to be filled or refused.
 """
 
 from __future__ import annotations
@@ -42,6 +42,35 @@ def write_tum(path: Path | str, trajectory: Trajectory, *, comment: str = "") ->
     columns = [trajectory.timestamps_s[:, None], trajectory.center, quat_wxyz[:, 1:], quat_wxyz[:, :1]]
     head = f"# {comment}\n" if comment else ""
     _write_lines(path, head, np.concatenate(columns, 1), "%.9f" + f" {_VALUE}" * 7)
+
+
+def write_euroc(path: Path | str, trajectory: Trajectory) -> None:
+    """The pose columns of EuRoC's ground truth: timestamp [ns], x, y, z, qw, qx, qy, qz."""
+    if trajectory.timestamps_s is None:
+        raise Anchor3RError(
+            f"cannot write {path}: the EuRoC format needs times and this trajectory has none; use KITTI"
+        )
+    head = "#timestamp [ns],p_x,p_y,p_z,q_w,q_x,q_y,q_z\n"
+    quat_wxyz = quat_from_rotation(trajectory.world_from_camera.rotation)
+    columns = [trajectory.timestamps_s[:, None] * 1e9, trajectory.center, quat_wxyz]
+    _write_lines(path, head, np.concatenate(columns, 1), "%.0f" + f",{_VALUE}" * 7)
+
+
+def write_covariance(path: Path | str, trajectory: Trajectory) -> None:
+    """A comma-separated line a pose: frame and the 36 entries of its covariance, row by row.
+
+    Rows and columns are rotation (camera axes, rad), then centre (world axes, the map's unit); nan where it
+    is not known.
+    """
+    covariance = trajectory.covariance
+    if covariance is None or not np.isfinite(covariance).any():
+        raise Anchor3RError(
+            f"cannot write {path}: these poses have no covariance; online poses have one, refined ones not"
+        )
+    axes = ("rx", "ry", "rz", "cx", "cy", "cz")
+    head = ",".join(["frame", *(f"{a}_{b}" for a in axes for b in axes)]) + "\n"
+    values = np.concatenate([trajectory.frames[:, None], covariance.reshape(-1, 36)], 1)
+    _write_lines(path, head, values, "%d" + f",{_VALUE}" * 36)
 
 
 def write_kitti(

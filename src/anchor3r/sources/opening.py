@@ -11,14 +11,23 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, is_image, open_images
 from anchor3r.sources.source import Source
+from anchor3r.sources.stated_camera import StatedCamera
 
 
-def open_source(uri: str, *, start: int = 0, stop: int | None = None, stride: int = 1) -> Source:
+def open_source(
+    uri: str,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    stride: int = 1,
+    camera: StatedCamera | None = None,
+) -> Source:
     """Opens anything that frames come from.
 
     `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
     `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`. Of its frames, those at start,
-    start + stride, … before stop are taken; they keep their own index.
+    start + stride, … before stop are taken; they keep their own index. `camera` is what is known of it beyond
+    what the source says.
     """
     if start < 0 or stride < 1 or (stop is not None and stop <= start):
         raise Anchor3RError(
@@ -26,7 +35,9 @@ def open_source(uri: str, *, start: int = 0, stop: int | None = None, stride: in
             "start must not be negative, stop must be higher than start, stride at least 1"
         )
     try:
-        return _open(uri, slice(start, stop, stride))
+        source = _open(uri, slice(start, stop, stride))
+        source.camera = camera
+        return source
     except OSError as error:
         what = error.filename or uri
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error

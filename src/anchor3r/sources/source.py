@@ -13,6 +13,7 @@ from typing import Self
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.prefetch import freshest, prefetched
+from anchor3r.sources.stated_camera import StatedCamera
 
 PREFETCH_DEPTH = 4
 """Frames that are decoded ahead of the one in use."""
@@ -40,6 +41,8 @@ class Source(ABC):
         self._length = length
         self._wanted = range(sys.maxsize if length is None else length)[wanted]
         self._size: tuple[int, int] | None = None
+        self.camera: StatedCamera | None = None
+        """What the user says of the camera."""
         if not self._wanted:
             raise self._beyond_end(length)
 
@@ -88,9 +91,8 @@ class Source(ABC):
         wanted = self._wanted[bisect_left(self._wanted, first) :]
         delivered = False
         for frame in self._stream(first, wanted):
-            self._check_size(frame)
             delivered = True
-            yield frame
+            yield self._checked_frame(frame)
         if delivered or first > self._wanted.start:
             return
         if self.skipped or not self._wanted.start:
@@ -99,6 +101,11 @@ class Source(ABC):
                 "check that it is what its name says and was copied completely"
             )
         raise self._beyond_end(None)
+
+    def _checked_frame(self, frame: Frame) -> Frame:
+        """A frame as it is handed out: of the stream's size, with the camera that was stated."""
+        self._check_size(frame)
+        return frame if self.camera is None else self.camera.applied(frame)
 
     def _check_size(self, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
@@ -138,9 +145,7 @@ class IndexedSource(Source):
                 f"{self.uri} has {self._length} frames, but frame {index} was asked for; "
                 "check that it is still the source that the map was made from"
             )
-        frame = self._load(index)
-        self._check_size(frame)
-        return frame
+        return self._checked_frame(self._load(index))
 
     def _stream(self, first: int, wanted: range) -> Generator[Frame, None, None]:
         for index in wanted:

@@ -122,9 +122,7 @@ class VideoSource(Source):
         for position, picture in self._cursor:
             self._cursor_next = position + 1
             if position == index and picture is not None:
-                frame = _frame(index, picture, self._time_s(index, picture))
-                self._check_size(frame)
-                return frame
+                return self._checked_frame(_frame(index, picture, self._time_s(index, picture)))
             if position >= index:
                 break
         self._cursor = None

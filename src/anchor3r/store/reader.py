@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Pinhole
 from anchor3r.graph.motion_graph import MotionGraph
 from anchor3r.predictors.prediction import Status
 from anchor3r.sources.frame import Frame
@@ -89,6 +90,10 @@ class Map:
     def meta(self) -> dict[str, Any]:
         """What made the map: identity (source, predictor, config), store, versions, …"""
         return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM meta")}
+
+    def version(self) -> int:
+        """Another number than at the last call if another process has changed the map in between."""
+        return self._all("PRAGMA data_version")[0][0]
 
     @property
     def num_frames(self) -> int:
@@ -203,6 +208,22 @@ class Map:
             intrinsics=None if camera is None else camera.resized(image.shape[1], image.shape[0]),
             camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
         )
+
+    def intrinsics(self, index: int) -> Pinhole | None:
+        """The camera of a frame's image as it came from the source; None if nobody knew it."""
+        found = self._of_frame("SELECT intrinsics FROM frames", index)
+        return rows.pinhole_from_json(found[0][0]) if found else None
+
+    def shows(self, frame: Frame) -> bool:
+        """Whether a frame that was read from a source again is the one that was mapped."""
+        found = self._of_frame(
+            "SELECT timestamp_s, true_pose, jpeg FROM frames LEFT JOIN pictures USING (frame)", frame.index
+        )
+        quality = self.meta["store"]["image_quality"]
+        if not found:
+            return False
+        timestamp_s, true_pose, jpeg = found[0]
+        return rows.shows_same(frame, timestamp_s, true_pose, jpeg, quality)
 
     def image(self, index: int) -> NDArray[np.uint8]:
         """(h, w, 3) RGB, the picture of a frame as the map keeps it."""

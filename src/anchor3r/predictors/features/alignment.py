@@ -17,7 +17,7 @@ from anchor3r.geometry import Array
 
 Image = NDArray[np.uint8]
 
-TEMPLATE_RADIUS = 9
+TEMPLATE_RADIUS = 11
 """Templates are (2 r + 1)² pixels, larger than the patch that is aligned, so that they can be shrunk."""
 _CONVERGED_PX = 0.01
 _ACCEPTED_PX = 0.1  # a last step longer than this is no convergence

@@ -52,12 +52,14 @@ class FeaturesConfig:
     """Horizontal field of view that self-calibration starts from where the source knows no intrinsics."""
     assumed_focal_sigma: float = 0.25
     """Relative spread of that focal length."""
-    focal_sigma: float = 0.02
+    focal_sigma: float = 0.1
     """Relative spread of a focal length that the source states; 0 holds it."""
     center_sigma: float = 0.002
     """Spread of the principal point, as a fraction of the width; 0 holds it."""
     radial_sigma: float = 0.02
     """Spread of the radial distortion coefficients k1 and k2 about the stated ones; 0 holds them."""
+    assumed_radial_sigma: float = 0.003
+    """The same where the focal length is only assumed: a lens that bends is easily taken for a longer one."""
     radial: tuple[float, float] = (0.0, 0.0)
     """Radial distortion k1, k2 of the source's images, where it is known."""
 

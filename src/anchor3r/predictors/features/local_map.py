@@ -17,6 +17,7 @@ from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS
 from anchor3r.predictors.features.bundle import adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import reprojection_errors, triangulate
+from anchor3r.predictors.features.uncertainty import edges_to_newest, noise_variance, unit_sigma
 
 _SIDE = 2 * TEMPLATE_RADIUS + 1
 
@@ -70,8 +71,12 @@ class LocalMap:
     def __init__(self) -> None:
         self.frames: NDArray[np.int64] = np.empty(0, np.int64)
         self.poses = SE3.identity(0)  # keyframe_from_local, (k,)
+        self.covariance: Array = np.empty(
+            (0, 6, 6)
+        )  # (k, 6, 6) of edges keyframe_from_newest, over noise_variance
         self.points = Points.none()
         self.observed: Array = np.empty((0, 0, 2))  # (k, n, 2) pixels
+        self.noise_variance = 1.0  # of a coordinate of an observation, in square pixels
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -92,6 +97,7 @@ class LocalMap:
             np.concatenate([self.poses.rotation, pose.rotation[None]]),
             np.concatenate([self.poses.translation, pose.translation[None]]),
         )
+        self.covariance = np.concatenate([self.covariance, np.zeros((1, 6, 6))])
         self.observed = np.concatenate([self.observed, row[None]])
 
     def add_points(self, points: Points) -> None:
@@ -108,6 +114,7 @@ class LocalMap:
     def keep_keyframes(self, which: NDArray[np.bool_]) -> None:
         """Drops the other keyframes, and the points that came from them or that nothing sees any more."""
         self.frames, self.poses, self.observed = self.frames[which], self.poses[which], self.observed[which]
+        self.covariance = self.covariance[which]
         self.keep_points(np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
 
     def rebase(self) -> None:
@@ -137,7 +144,8 @@ class LocalMap:
         seen = self.seen() & self.points.mature
         chosen = np.flatnonzero(seen.sum(axis=0) >= 2)
         point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
-        free = np.arange(len(self)) >= max(1, len(self) - num_free)
+        num_free = min(num_free, len(self) - 1)
+        free = np.arange(len(self)) >= len(self) - num_free
         rotations, translations, camera, positions, information = adjust_window(
             self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
             point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
@@ -145,24 +153,39 @@ class LocalMap:
         )  # fmt: skip
         self.poses = SE3(rotations, translations)
         self.points.position[chosen] = positions
+        self.covariance = edges_to_newest(self.poses, information, num_free)
         return camera, information
 
     def reject(self, camera: Array, max_error_px: float) -> None:
-        """Removes observations that disagree with their point, and points left with fewer than two."""
+        """Removes observations that disagree with their point, and points left with fewer than two.
+
+        What the others are off by is the noise that covariances are stated with.
+        """
         mature, seen = self.points.mature, self.seen()
+        believed: list[Array] = [np.empty(0)]
         for k in range(len(self)):
             which = np.flatnonzero(seen[k] & mature)
             errors = reprojection_errors(
                 self.poses[k], camera, self.points.position[which], self.observed[k, which]
             )
             self.observed[k, which[errors > max_error_px]] = np.nan
+            believed.append(errors[errors <= max_error_px])
+        self.noise_variance = noise_variance(np.concatenate(believed))
         seen = self.seen()
         self.points.followed &= seen[-1] | ~mature
         self.keep_points(~mature | (seen.sum(axis=0) >= 2))
 
+    def unit_sigma(self, num_free: int) -> float:
+        """Spread of the logarithm of the unit over what it was before the newest keyframe came."""
+        oldest = max(0, len(self) - 1 - num_free)
+        num_steps = len(self) - 1 - oldest
+        oldest_from_newest = self.poses[oldest] @ self.poses[len(self) - 1].inverse()
+        return unit_sigma(oldest_from_newest, self.noise_variance * self.covariance[oldest], num_steps)
+
     def snapshot(self) -> dict[str, NDArray]:
         state = {f"point_{f.name}": getattr(self.points, f.name).copy() for f in fields(Points)}
         state |= {"frames": self.frames.copy(), "observed": self.observed.copy()}
+        state |= {"covariance": self.covariance.copy(), "noise_variance": np.array(self.noise_variance)}
         return state | {"rotation": self.poses.rotation.copy(), "translation": self.poses.translation.copy()}
 
     @staticmethod
@@ -170,5 +193,6 @@ class LocalMap:
         out = LocalMap()
         out.points = Points(**{f.name: state[f"point_{f.name}"].copy() for f in fields(Points)})
         out.frames, out.observed = state["frames"].copy(), state["observed"].copy()
+        out.covariance, out.noise_variance = state["covariance"].copy(), float(state["noise_variance"])
         out.poses = SE3(state["rotation"].copy(), state["translation"].copy())
         return out

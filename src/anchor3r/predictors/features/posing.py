@@ -34,6 +34,8 @@ class Posed:
     """(s,) the points it sees"""
     pixel: Array
     """(s, 2) where"""
+    moving: Array
+    """(r, 2) where points were seen that do not move with the rest"""
 
 
 def pose_frame(
@@ -108,7 +110,7 @@ def _solve(
         agreeing = reprojection_errors(pose, camera, position, uv) < 2 * config.max_error_px
         if agreeing.sum() < max(config.min_points, _MIN_AGREEING * len(uv)):
             return None
-    return Posed(pose, information, which, pixel)
+    return Posed(pose, information, which, pixel, np.empty((0, 2)))
 
 
 def _without_outliers(local_map: LocalMap, camera: Array, config: FeaturesConfig, posed: Posed) -> Posed:
@@ -129,7 +131,7 @@ def _without_outliers(local_map: LocalMap, camera: Array, config: FeaturesConfig
         fits = measured & (error < config.max_error_px)
         points.position[which[young[fits]]] = position[fits]
         good[young[measured & ~fits]] = False
-    return Posed(posed.pose, posed.information, which[good], pixel[good])
+    return Posed(posed.pose, posed.information, which[good], pixel[good], pixel[~good])
 
 
 def template_warps(local_map: LocalMap, camera: Array, pose: SE3, which: NDArray[np.int64]) -> Array:

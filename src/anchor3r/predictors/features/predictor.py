@@ -19,17 +19,21 @@ from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.alignment import Image, cut_templates
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.config import FeaturesConfig
+from anchor3r.predictors.features.densify import PointMap, densified
 from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.posing import pose_frame
 from anchor3r.predictors.features.projection import adjust_pose, camera_of, pinhole_of, project, rays
 from anchor3r.predictors.features.relating import relate_views
 from anchor3r.predictors.features.twoview import TwoView, relate_two_views
+from anchor3r.predictors.features.uncertainty import carried
 from anchor3r.predictors.prediction import Status, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 _ADJUST_STEPS = 5
-_GRID_PX = 4
-"""Pixels of the working image to a cell of the point map."""
+_FOCAL_BIAS = 0.02
+"""Relative error of a self-calibrated focal length that more windows do not average out; as measured."""
+_MIN_AGREEING = 0.6
+"""Part of the corners that have to agree on the motion that starts a map."""
 _MIN_KEPT = 0.3
 """While starting: a smaller part of the first frame's corners still followed, and it starts anew."""
 
@@ -56,13 +60,17 @@ class FeaturesPredictor:
         self._misses = 0
         self._pose = self._motion = SE3.identity()
         self._grey: Image = np.empty((0, 0), np.uint8)
+        self._moving: Array = np.empty((0, 2))
         self._camera: Array = np.empty(0)
         self._calibration: Calibration | None = None
+        self._is_stated = True  # the camera, by the source or the user
+        self._reduction = 1.0  # pixels of the working image over those of the source's
 
     def step(self, frame: Frame) -> WindowPrediction:
         grey = tracking.to_grey(frame.image, self.config.max_side)
         if self._calibration is None:
             self._calibrate_from(frame.intrinsics, grey)
+            self._reduction = grey.shape[1] / frame.image.shape[1]
         if len(self._map) == 0:
             self._begin(frame.index, grey)
             return self._nothing(frame, Status.INITIALISING)
@@ -76,16 +84,20 @@ class FeaturesPredictor:
         if related is None:
             return self._nothing(anchor, Status.LOST)
         indices = np.array([member.index for member in members], np.int64)
-        return self._window(anchor, camera, indices[related.rows], related.member_from_anchor)
+        window = self._window(anchor, camera, indices[related.rows], related.member_from_anchor)
+        points = densified(grey, camera, related.pixel, related.depth, np.empty((0, 2)))
+        return replace(window, points_in_anchor=points.points, points_confidence=points.confidence)
 
     def snapshot(self) -> dict[str, NDArray]:
         if self._calibration is None:
             return {}
         own = {
-            "flags": np.array([self._running, self._misses]),
+            "flags": np.array([self._running, self._misses, self._is_stated]),
+            "reduction": np.array(self._reduction),
             "pose": self._pose.matrix(),
             "motion": self._motion.matrix(),
             "grey": self._grey.copy(),
+            "moving": self._moving.copy(),
             "camera": self._camera.copy(),
         }
         parts = {"map": self._map.snapshot(), "calibration": self._calibration.snapshot(), "own": own}
@@ -98,22 +110,45 @@ class FeaturesPredictor:
         self._map = LocalMap.restored(_part(state, "map"))
         self._calibration = Calibration.restored(_part(state, "calibration"))
         own = _part(state, "own")
-        self._running, self._misses = bool(own["flags"][0]), int(own["flags"][1])
+        running, self._misses, is_stated = own["flags"].tolist()
+        self._running, self._is_stated = bool(running), bool(is_stated)
+        self._reduction = float(own["reduction"])
         self._pose, self._motion = SE3.from_matrix(own["pose"]), SE3.from_matrix(own["motion"])
-        self._grey, self._camera = own["grey"], own["camera"]
+        self._grey, self._moving, self._camera = own["grey"], own["moving"], own["camera"]
 
     @property
     def calibration(self) -> tuple[Array, Array]:
         """(log f, cx, cy, k1, k2) of the working image as believed now, and their standard deviations."""
         assert self._calibration is not None, "known after the first frame"
-        return self._calibration.mean, self._calibration.sigma
+        sigma = self._calibration.sigma
+        sigma[0] = np.hypot(sigma[0], _FOCAL_BIAS)
+        return self._calibration.mean, sigma
+
+    def estimated_camera(self) -> dict[str, float | bool] | None:
+        """What is believed of the camera, in pixels of the source's images; None before the first frame."""
+        if self._calibration is None:
+            return None
+        mean, sigma = self.calibration
+        focal_px = float(np.exp(mean[0])) / self._reduction
+        return {
+            "stated": self._is_stated,
+            "focal_px": focal_px,
+            "focal_sigma_px": focal_px * float(sigma[0]),
+            "k1": float(mean[3]),
+            "k2": float(mean[4]),
+        }
 
     def _calibrate_from(self, intrinsics: Pinhole | None, grey: Image) -> None:
         c, width = self.config, grey.shape[1]
         self._camera = self._camera_of(intrinsics, grey)
-        focal_sigma = c.assumed_focal_sigma if intrinsics is None else c.focal_sigma
-        center_sigma = c.center_sigma * width
-        sigma = np.array([focal_sigma, center_sigma, center_sigma, c.radial_sigma, c.radial_sigma])
+        self._is_stated = intrinsics is not None
+        focal, radial = (
+            (c.focal_sigma, c.radial_sigma)
+            if self._is_stated
+            else (c.assumed_focal_sigma, c.assumed_radial_sigma)
+        )
+        center = c.center_sigma * width
+        sigma = np.array([focal, center, center, radial, radial])
         self._calibration = Calibration(self._camera, sigma)
 
     def _camera_of(self, intrinsics: Pinhole | None, grey: Image) -> Array:
@@ -128,7 +163,7 @@ class FeaturesPredictor:
         """Makes the frame the first of a possible new map."""
         self._map, self._running, self._misses = LocalMap(), False, 0
         self._pose = self._motion = SE3.identity()
-        self._grey = grey
+        self._grey, self._moving = grey, np.empty((0, 2))
         self._map.add_keyframe(index, self._pose)
         self._add_corners(index, grey)
 
@@ -138,7 +173,8 @@ class FeaturesPredictor:
         points = m.points
         which = np.flatnonzero(points.followed)
         start = points.pixel[which]
-        pixel, found = tracking.follow(self._grey, grey, start, start, c.flow_window, c.flow_levels)
+        before = tracking.match_brightness(self._grey, grey)
+        pixel, found = tracking.follow(before, grey, start, start, c.flow_window, c.flow_levels)
         points.pixel[which], points.followed[which] = pixel, found
         self._grey = grey
         if found.sum() < max(2 * c.min_points, _MIN_KEPT * len(points)):
@@ -151,7 +187,7 @@ class FeaturesPredictor:
                 m.keep_keyframes(np.arange(len(m)) % 2 == 0)
             return self._nothing(frame, Status.INITIALISING)
         self._accept(two)
-        prediction = self._measured(frame, len(m))
+        prediction = self._measured(frame, len(m), np.zeros((6, 6)))
         m.keep_keyframes(np.isin(np.arange(len(m)), np.linspace(0, len(m) - 1, 4).astype(int)))
         self._add_corners(frame.index, grey)
         return prediction
@@ -161,7 +197,14 @@ class FeaturesPredictor:
         first, now = self._map.observed[0, followed], self._map.points.pixel[followed]
         if np.median(np.linalg.norm(now - first, axis=1)) < c.start_parallax * width:
             return None
-        two = relate_two_views(first, now, self._camera, c.max_error_px / 2, 2 * c.min_points)
+        two = relate_two_views(
+            first,
+            now,
+            self._camera,
+            max_error_px=c.max_error_px / 2,
+            min_points=2 * c.min_points,
+            min_agreeing=_MIN_AGREEING,
+        )
         if two is None or np.median(two.parallax_rad) < np.radians(c.min_parallax_deg):
             return None
         return two
@@ -206,13 +249,25 @@ class FeaturesPredictor:
         points.followed[posed.which] = True
         points.pixel[posed.which] = posed.pixel
         self._motion = posed.pose @ self._pose.inverse()
-        self._pose, self._grey, self._misses = posed.pose, grey, 0
-        if self._is_keyframe(grey.shape[1]):
-            self._map.add_keyframe(frame.index, self._pose)
-            self._adjust(self.config.free_keyframes)
-            self._map.keep_keyframes(np.arange(len(self._map)) >= len(self._map) - self.config.memory)
-            self._add_corners(frame.index, grey)
-        return self._measured(frame, self.window - 1)
+        self._pose, self._grey, self._moving, self._misses = posed.pose, grey, posed.moving, 0
+        if not self._is_keyframe(grey.shape[1]):
+            return self._measured(frame, self.window - 1, np.linalg.inv(posed.information))
+        self._map.add_keyframe(frame.index, self._pose)
+        num_free = self._num_free()
+        self._adjust(num_free)
+        prediction = self._measured(frame, self.window - 1, np.zeros((6, 6)))
+        unit_sigma = self._map.unit_sigma(num_free)
+        self._map.keep_keyframes(np.arange(len(self._map)) >= len(self._map) - self.config.memory)
+        self._add_corners(frame.index, grey)
+        return replace(prediction, log_scale_sigma=unit_sigma)
+
+    def _num_free(self) -> int:
+        """Keyframes that an adjustment may move.
+
+        Those that are held embody the focal length they were made with; an unknown one must not learn from
+        them that it was right.
+        """
+        return self.config.free_keyframes if self._is_stated else self.config.memory - 2
 
     def _is_keyframe(self, width: int) -> bool:
         """Whether the view has moved on far enough from the last keyframe's."""
@@ -269,14 +324,24 @@ class FeaturesPredictor:
             status=status,
         )
 
-    def _measured(self, frame: Frame, num_members: int) -> WindowPrediction:
-        """The window of the newest keyframes, seen from the frame just posed."""
+    def _measured(self, frame: Frame, num_members: int, spread: Array) -> WindowPrediction:
+        """The window of the newest keyframes, seen from the frame just posed.
+
+        spread: (6, 6) covariance of its pose relative to the newest of them, over the map's noise variance.
+        """
         m = self._map
         rows = np.flatnonzero(m.frames != frame.index)[-num_members:]
         member_from_anchor = m.poses[rows] @ self._pose[None].inverse()
-        points, confidence = self._point_map()
+        newest_from_anchor = m.poses[len(m) - 1] @ self._pose.inverse()
+        covariance = m.noise_variance * carried(m.covariance[rows], newest_from_anchor, spread)
         window = self._window(frame, self._camera, m.frames[rows], member_from_anchor)
-        return replace(window, points_in_anchor=points, points_confidence=confidence)
+        points = self._point_map()
+        return replace(
+            window,
+            covariance=np.asarray(covariance, np.float64),
+            points_in_anchor=points.points,
+            points_confidence=points.confidence,
+        )
 
     def _window(
         self, anchor: Frame, camera: Array, members: NDArray, member_from_anchor: SE3
@@ -294,30 +359,13 @@ class FeaturesPredictor:
             intrinsics=working.resized(width, height),
         )
 
-    def _point_map(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """The trusted points that the frame sees, in its own frame, on a coarse grid: (h, w, 3) and (h, w).
-
-        Confidence is a point's parallax in pixels since its template, so that 1 / confidence is about the
-        relative error of its depth that an error of a pixel makes.
-        """
-        m, (height, width) = self._map, self._grey.shape
-        which = np.flatnonzero(m.points.followed & m.points.mature)
-        position = m.points.position[which]
-        row, column = (m.points.pixel[which, ::-1] / _GRID_PX).astype(np.int64).T
-        shape = (-(-height // _GRID_PX), -(-width // _GRID_PX))
-        points, confidence = np.full((*shape, 3), np.nan, np.float32), np.zeros(shape, np.float32)
-        points[row, column] = self._pose.apply(position)
-        confidence[row, column] = self._camera[0] * self._parallax(which)
-        return points, confidence
-
-    def _parallax(self, which: NDArray[np.int64]) -> Array:
-        """(n,) angle in radians between the rays of points from their home and from here."""
-        m = self._map
-        position = m.points.position[which]
-        from_home, from_here = m.home_poses(which).center() - position, self._pose.center() - position
-        cosine = np.sum(from_home * from_here, axis=1)
-        cosine /= np.linalg.norm(from_home, axis=1) * np.linalg.norm(from_here, axis=1)
-        return np.arccos(np.clip(cosine, -1, 1))
+    def _point_map(self) -> PointMap:
+        """What the trusted points that the frame sees tell of its depths."""
+        points = self._map.points
+        which = np.flatnonzero(points.followed & points.mature)
+        depth = self._pose.apply(points.position[which])[:, 2]
+        ahead = depth > 0
+        return densified(self._grey, self._camera, points.pixel[which[ahead]], depth[ahead], self._moving)
 
 
 def _part(state: Mapping[str, NDArray], name: str) -> dict[str, NDArray]:

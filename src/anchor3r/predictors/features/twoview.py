@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import cv2
@@ -10,7 +11,6 @@ import numpy as np
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features.projection import rays, triangulate
 
-_MIN_AGREEING = 0.6
 _FAR = 1e4
 """Points farther than this many baselines do not count as in front of the cameras."""
 
@@ -27,10 +27,14 @@ class TwoView:
 
 
 def relate_two_views(
-    first: Array, second: Array, camera: Array, max_error_px: float, min_points: int
+    first: Array, second: Array, camera: Array, *, max_error_px: float, min_points: int, min_agreeing: float
 ) -> TwoView | None:
-    """Relative pose and points from pixels (n, 2) in two views, or None if too few of them agree on one."""
-    if len(first) < min_points:
+    """Relative pose and points from pixels (n, 2) in two views, or None if too few of them agree on one.
+
+    min_points is a number of them, min_agreeing a part.
+    """
+    needed = max(min_points, math.ceil(min_agreeing * len(first)))
+    if len(first) < needed:
         return None
     one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
     essential, inlier = cv2.findEssentialMat(
@@ -41,26 +45,14 @@ def relate_two_views(
     agreeing, rotation, translation, _, _ = cv2.recoverPose(
         essential, one, other, np.eye(3), distanceThresh=_FAR, mask=inlier
     )
-    if agreeing < max(min_points, _MIN_AGREEING * len(first)):
+    if agreeing < needed:
         return None
-    return _with_points(
-        SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0]),
-        first,
-        second,
-        camera,
-        max_error_px,
-        min_points,
-    )
-
-
-def _with_points(
-    pose: SE3, first: Array, second: Array, camera: Array, max_error_px: float, min_points: int
-) -> TwoView | None:
+    pose = SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0])
     rotations = np.stack([np.eye(3), pose.rotation])
     translations = np.stack([np.zeros(3), pose.translation])
     position, error, parallax = triangulate(rotations, translations, camera, np.stack([first, second]), 3)
     believed = error < max_error_px
-    if believed.sum() < max(min_points, _MIN_AGREEING * len(first)):
+    if believed.sum() < needed:
         return None
     unit = float(np.median(position[believed, 2]))
     position[~believed] = np.nan

@@ -1,0 +1,52 @@
+"""What of a map is handed on: which poses, which frames, which points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from anchor3r.outputs.pointcloud import Cloud, drawn_by_lot, map_clouds, voxel_downsampled
+from anchor3r.store import ONLINE, Map
+from anchor3r.trajectory import Trajectory
+
+POINT_BUDGET = 1_000_000
+"""Points, unless told otherwise, of exports that their readers load as a whole."""
+OFFLINE = "offline"
+"""Name that a refinement gives its poses."""
+
+
+def best_poses(source: Map) -> str:
+    """The refined poses of a map, or the online ones if it was not refined."""
+    return OFFLINE if OFFLINE in source.trajectory_names() else ONLINE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A part of a map."""
+
+    source: Map
+    poses: str
+    """Name of the poses, which say where points lie."""
+    trajectory: Trajectory
+    """Those poses of the frames that were chosen."""
+    min_confidence: float = 0.0
+    """Points below it are left out."""
+    voxel: float | None = None
+    """One point for each cube of this side, in the map's unit; None is every point."""
+    max_points: int | None = None
+    """Of more points, so many are drawn by lot."""
+
+    def limited(self) -> Selection:
+        """The same with a budget of points, for readers that load them as a whole."""
+        return self if self.max_points is not None else replace(self, max_points=POINT_BUDGET)
+
+    def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:
+        """The chosen points, batch by batch; `scratch` is where a large voxel grid may spill to."""
+        frames = self.trajectory.frames.tolist()
+        clouds = map_clouds(self.source, poses=self.poses, min_confidence=self.min_confidence, frames=frames)
+        if self.voxel is not None:
+            clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
+        if self.max_points is not None:
+            return iter([drawn_by_lot(clouds, self.max_points)])
+        return clouds

@@ -1,0 +1,76 @@
+"""How well a window is known: from the information of an adjustment to the spread of its edges and its unit.
+
+Poses are perturbed on the left, x ← x + ω × x + v in the camera, as everywhere in this package; edges on the
+right, as the graph has them. Perturbations are (ω, v).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from anchor3r.geometry import SE3, Array, hat
+from anchor3r.predictors.features.projection import CALIBRATION_SIZE
+
+_MEDIAN_LENGTH = 1.1774  # of a 2-vector of unit Gaussians
+_LEAST_NOISE_PX = 0.05
+_SHARED = 4.0
+"""Variance of a pose over what independent errors of its observations would make. An observation errs as the
+same point's others do (its template, what the surface looks like from elsewhere), so that they tell less than
+their number; from the drift of units over real drives and worlds against ground truth."""
+_MAX_UNIT_SIGMA = 0.3
+
+
+def noise_variance(errors_px: Array) -> float:
+    """Of one coordinate of an observation, from the lengths (n,) of reprojection errors; robust."""
+    sigma = float(np.median(errors_px)) / _MEDIAN_LENGTH if len(errors_px) else 0.0
+    return _SHARED * max(sigma, _LEAST_NOISE_PX) ** 2
+
+
+def edges_to_newest(keyframes: SE3, information: Array, num_free: int) -> Array:
+    """(k, 6, 6) information in pixels -> covariance in pixels of the edges keyframe_from_newest.
+
+    information (6f + c, 6f + c) is of the newest f keyframes and the calibration, which is taken as known.
+    """
+    poses = information[:-CALIBRATION_SIZE, :-CALIBRATION_SIZE]
+    # Poses of a map that is starting are known up to their unit only: the ridge stands for that.
+    ridge = 1e-9 * np.trace(poses) / len(poses) * np.eye(len(poses))
+    covariance = np.linalg.inv(poses + ridge)
+    own = covariance[-6:, -6:]
+    out = np.broadcast_to(own, (len(keyframes), 6, 6)).copy()
+    newest_from_keyframe = keyframes[-1][None] @ keyframes.inverse()
+    for slot in range(num_free):
+        k, block = len(keyframes) - num_free + slot, slice(6 * slot, 6 * slot + 6)
+        carry = adjoint(newest_from_keyframe[k])
+        cross = carry @ covariance[block, -6:]
+        out[k] = carry @ covariance[block, block] @ carry.T - cross - cross.T + own
+    return out
+
+
+def carried(covariance: Array, newest_from_anchor: SE3, anchor_covariance: Array) -> Array:
+    """Edges (k, 6, 6) to the newest keyframe -> to a later frame, of known spread relative to it."""
+    carry = adjoint(newest_from_anchor.inverse())
+    return carry @ covariance @ carry.T + anchor_covariance
+
+
+def unit_sigma(member_from_newest: SE3, covariance: Array, num_steps: int) -> float:
+    """Spread of the logarithm of a window's unit over the one before, a keyframe ago.
+
+    What is known is the spread of the distance across the keyframes that were free to move, given those that
+    were not. If each of num_steps steps between them changed the unit a little, at random, a mean over them
+    has a third of the variance of their sum.
+    """
+    away = member_from_newest.translation
+    distance_sq = max(float(away @ away), 1e-100)
+    direction = member_from_newest.rotation.T @ away  # right perturbations move along the newest's axes
+    variance = float(direction @ covariance[3:, 3:] @ direction) / distance_sq**2
+    return min(_MAX_UNIT_SIGMA, math.sqrt(3 / num_steps * variance))
+
+
+def adjoint(pose: SE3) -> Array:
+    """(6, 6) takes a perturbation from the right of a pose to its left."""
+    out = np.zeros((6, 6))
+    out[:3, :3] = out[3:, 3:] = pose.rotation
+    out[3:, :3] = hat(pose.translation) @ pose.rotation
+    return out

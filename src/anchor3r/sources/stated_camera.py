@@ -1,0 +1,101 @@
+"""The camera as the user states it: intrinsics or a field of view, and what the lens bends.
+
+Images that a lens has bent are straightened as they come, so that everything downstream sees an ideal camera.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Pinhole
+from anchor3r.sources.frame import Frame
+
+_DISTORTION_SIZES = (1, 2, 4, 5)
+_FISHEYE_SIZE = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatedCamera:
+    """What is known of the camera beyond what a source says itself; it overrules the source."""
+
+    intrinsics: tuple[float, ...] = ()
+    """fx, fy, cx, cy in pixels of the source's images, or nothing"""
+    fov_deg: float | None = None
+    """Horizontal field of view, if there are no intrinsics; the principal point is then in the middle."""
+    distortion: tuple[float, ...] = ()
+    """k1[, k2[, p1, p2[, k3]]]: radial and tangential, as OpenCV, ROS and COLMAP have them"""
+    fisheye: tuple[float, ...] = ()
+    """k1, k2, k3, k4 of the equidistant model, instead"""
+
+    def __post_init__(self) -> None:
+        if self.intrinsics and (len(self.intrinsics) != 4 or min(self.intrinsics[:2]) <= 0):
+            raise Anchor3RError(
+                f"--intrinsics {_text(self.intrinsics)} are not four numbers fx,fy,cx,cy with positive focal "
+                "lengths, in pixels; for example 718.9,718.9,607.2,185.2"
+            )
+        if self.intrinsics and self.fov_deg is not None:
+            raise Anchor3RError("--intrinsics and --fov state the same thing twice; choose one of them")
+        if self.fov_deg is not None and not 1 <= self.fov_deg <= 170:
+            raise Anchor3RError(f"--fov {self.fov_deg:g} is not a field of view between 1 and 170 degrees")
+        if self.distortion and self.fisheye:
+            raise Anchor3RError("--distortion and --fisheye are two models of one lens; choose one of them")
+        if self.distortion and len(self.distortion) not in _DISTORTION_SIZES:
+            raise Anchor3RError(f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3]]]")
+        if self.fisheye and len(self.fisheye) != _FISHEYE_SIZE:
+            raise Anchor3RError(f"--fisheye {_text(self.fisheye)} should be the four numbers k1,k2,k3,k4")
+
+    def applied(self, frame: Frame) -> Frame:
+        """The frame with this camera, straightened."""
+        height, width = frame.image.shape[:2]
+        camera = frame.intrinsics
+        if self.intrinsics:
+            fx, fy, cx, cy = self.intrinsics
+            camera = Pinhole(fx, fy, cx, cy, width, height)
+        elif self.fov_deg is not None:
+            camera = Pinhole.from_fov(self.fov_deg, width, height)
+        if not (self.distortion or self.fisheye):
+            return replace(frame, intrinsics=camera)
+        if camera is None:
+            raise Anchor3RError(
+                "a distorted lens can only be straightened if its focal length is known; "
+                "add --intrinsics fx,fy,cx,cy or --fov DEG"
+            )
+        # Depth is left out: it would have to be resampled, and only ground truth has it.
+        return replace(frame, image=self._straightened(frame.image, camera), intrinsics=camera, depth_m=None)
+
+    def _straightened(self, image: NDArray[np.uint8], camera: Pinhole) -> NDArray[np.uint8]:
+        import cv2
+
+        return np.asarray(cv2.remap(image, *_straightening(self, camera), cv2.INTER_LINEAR), np.uint8)
+
+
+@lru_cache(maxsize=4)
+def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray, NDArray]:
+    """Where each pixel of the straight image is read, as `cv2.remap` wants it."""
+    import cv2
+
+    size, matrix = (camera.width, camera.height), camera.matrix()
+    if stated.fisheye:
+        return cv2.fisheye.initUndistortRectifyMap(
+            matrix, np.array(stated.fisheye), np.eye(3), matrix, size, cv2.CV_16SC2
+        )
+    coefficients = np.zeros(5)
+    coefficients[: len(stated.distortion)] = stated.distortion
+    return cv2.initUndistortRectifyMap(matrix, coefficients, np.eye(3), matrix, size, cv2.CV_16SC2)
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[float, ...]:
+    """Comma-separated numbers of an option; none if it was not given."""
+    try:
+        return tuple(float(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise Anchor3RError(f"{option} {text} should be numbers with commas between them") from None
+
+
+def _text(numbers: tuple[float, ...]) -> str:
+    return ",".join(f"{number:g}" for number in numbers)

@@ -1,0 +1,188 @@
+"""What there is to see of a map: read from the store, and read again whenever that has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Sim3, umeyama
+from anchor3r.store import ONLINE, Loop, Map, load_map
+from anchor3r.store.database import DATABASE
+from anchor3r.store.pointmaps import resized
+from anchor3r.trajectory import Trajectory
+from anchor3r.viewer.cache import load_levels, save_levels
+from anchor3r.viewer.levels import Levels, LevelsConfig, to_world
+
+THUMBNAIL_SIDE = 128
+"""Longer side in pixels of the pictures in camera frustums."""
+_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT = 1.0, 4 / 3
+_CACHE_GROWTH = 1.5  # the cache is written again once so many times as many points are held
+
+
+@dataclass(frozen=True)
+class Camera:
+    """What the frustum of a frame looks like."""
+
+    fov_rad: float
+    """Vertical."""
+    aspect: float
+    """Width over height."""
+    thumbnail: NDArray[np.uint8] | None
+    """(h, w, 3) RGB; None if the map keeps no images"""
+
+
+class MapContents:
+    """A map and its levels of detail, as they were at the last `refresh`. A context manager."""
+
+    def __init__(self, folder: Path, config: LevelsConfig | None = None) -> None:
+        self.folder = folder
+        self.notes: list[str] = []
+        """What the user should know about how the map is read."""
+        self._config = config
+        self._open()
+
+    def __enter__(self) -> MapContents:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._made.close()
+
+    def _open(self) -> None:
+        self._made: Map = load_map(self.folder)
+        self._file = (self.folder / DATABASE).stat().st_ino
+        self._version: int | None = None
+        self.trajectories: dict[str, Trajectory] = {}
+        self.truth: Trajectory | None = None
+        self.loops: list[Loop] = []
+        self.num_frames = 0
+        self.num_expected: int | None = None
+        self.levels = Levels(self._config)
+        self._identity = self._made.meta.get("identity")
+        load_levels(self.levels, self.folder, self._identity)
+        self._num_cached = len(self.levels)
+        self.camera = lru_cache(maxsize=512)(self._camera)
+
+    def refresh(self) -> bool:
+        """Reads what the map has become, and says whether that is anything new."""
+        try:
+            replaced = (self.folder / DATABASE).stat().st_ino != self._file
+        except OSError as error:
+            raise Anchor3RError(f"{self.folder} is gone or cannot be read ({error.strerror})") from error
+        if replaced:
+            self._made.close()
+            self._open()
+        version = self._made.version()
+        if version == self._version:
+            return False
+        self.trajectories = {
+            name: self._made.trajectory(name) for name in self._made.trajectory_names() or [ONLINE]
+        }
+        self.truth, self.loops = self._made.true_trajectory(), self._made.loops()
+        self.num_frames = self._made.num_frames
+        self.num_expected = self._made.meta.get("num_frames")
+        self._version = version
+        return True
+
+    @property
+    def online(self) -> Trajectory:
+        return self.trajectories[ONLINE]
+
+    def build(self, seconds: float = np.inf) -> bool:
+        """Reads points for about so long, and says whether all are read; then they are cached."""
+        ends_s = time.monotonic() + seconds
+        while pending := self.levels.pending(self.online):
+            for k in pending:
+                self.levels.build(k, self.online, self._made.points)
+                if time.monotonic() > ends_s:
+                    return False
+        if len(self.levels) >= _CACHE_GROWTH * self._num_cached:
+            self._save()
+        return True
+
+    def progress(self) -> float:
+        """Which part of the segments is read, 0 … 1; a first look counts as half."""
+        segments = self.levels.segments.values()
+        count = -(-len(self.online) // self.levels.config.segment_poses)
+        return sum(1.0 if segment.is_thorough else 0.5 for segment in segments) / max(1, count)
+
+    def _save(self) -> None:
+        self._num_cached = max(1, len(self.levels))
+        try:
+            save_levels(self.levels, self.folder, self._identity)
+        except Anchor3RError:
+            self.notes = [
+                f"{self.folder} cannot be written, so the levels of detail are built again at each opening."
+            ]
+
+    def aligned_truth(self, name: str) -> tuple[NDArray[np.float64], float] | None:
+        """Ground-truth centres (n, 3) in the world of those poses, and the true unit's length there."""
+        poses = self.trajectories[name]
+        if self.truth is None or not len(poses):
+            return None
+        component = np.zeros(len(poses), np.int64) if poses.component is None else poses.component
+        largest = poses.select(component == np.bincount(component).argmax())
+        _, ours, theirs = np.intersect1d(largest.frames, self.truth.frames, return_indices=True)
+        if len(ours) < 3:
+            return None
+        world_from_true: Sim3 = umeyama(self.truth.center[theirs], largest.center[ours])
+        return np.asarray(world_from_true.apply(self.truth.center), np.float64), float(world_from_true.scale)
+
+    def depth(self) -> float:
+        """How far typical points are from their camera, in units of the online world: the view's yardstick.
+
+        Rounded to half octaves, so that it changes seldom while the map grows.
+        """
+        points = self.levels.sample(20_000)
+        points = points.select(np.isin(points.frame, self.online.frames))
+        rows = np.searchsorted(self.online.frames, points.frame)
+        distance = np.linalg.norm(to_world(points, self.online) - self.online.center[rows], axis=1)
+        typical = float(np.median(distance)) if len(distance) else 0.0
+        if not typical and len(self.online):
+            typical = float(np.ptp(self.online.center, axis=0).max()) / 10
+        return float(2 ** (np.round(2 * np.log2(typical)) / 2)) if typical else 1.0
+
+    def confidence(self, hidden_percent: float) -> float:
+        """The threshold that hides about this part of the points, to two digits; ∞ for all of them."""
+        if hidden_percent >= 100:
+            return np.inf
+        confidence = self.levels.sample(100_000).confidence
+        if not hidden_percent or not len(confidence):
+            return 0.0
+        return float(f"{np.percentile(confidence, hidden_percent):.2g}")
+
+    def up(self) -> NDArray[np.float64]:
+        """(3,) against the mean of where the cameras' y axes point, which is down."""
+        down = self.online.rotation[:, 1].mean(0) if len(self.online) else np.array([0.0, 1.0, 0.0])
+        length = np.linalg.norm(down)
+        return -down / length if length > 0.1 else np.array([0.0, -1.0, 0.0])
+
+    def _camera(self, frame: int) -> Camera:
+        try:
+            kept = self._made.frame(frame)
+        except Anchor3RError:  # a map without images still shows where its cameras were
+            return Camera(_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT, None)
+        height, width = kept.image.shape[:2]
+        shrink = min(1.0, THUMBNAIL_SIDE / max(height, width))
+        thumbnail = resized(kept.image, max(1, round(width * shrink)), max(1, round(height * shrink)))
+        lens = kept.intrinsics
+        fov_rad = _UNKNOWN_FOV_RAD if lens is None else 2 * float(np.arctan(lens.height / 2 / lens.fy))
+        return Camera(fov_rad, width / height, thumbnail)
+
+
+def best_poses(names: Iterable[str]) -> str:
+    """Of a map's trajectories, a refined one if there is any."""
+    return max(names, key=lambda name: (name != ONLINE, name == "offline"), default=ONLINE)
+
+
+def uncertainty(poses: Trajectory) -> NDArray[np.float64]:
+    """(n,) standard deviation of each centre, in units of the world; NaN where unknown."""
+    if poses.covariance is None:
+        return np.full(len(poses), np.nan)
+    return np.sqrt(np.trace(poses.covariance[:, 3:, 3:], axis1=1, axis2=2))

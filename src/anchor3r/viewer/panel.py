@@ -1,0 +1,112 @@
+"""The controls beside the scene."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import viser
+
+from anchor3r.store import ONLINE
+from anchor3r.viewer.contents import MapContents, best_poses
+from anchor3r.viewer.scene import MAX_POINTS, ViewSettings
+
+_PLAY_STEPS = 150
+
+
+class Panel:
+    """Controls, shared by all clients. `changed` is called, from any thread, when one was moved."""
+
+    def __init__(self, gui: viser.GuiApi, changed: Callable[[], None], point_budget: int) -> None:
+        self._status = gui.add_markdown("Reading the map …")
+        self._measured = gui.add_markdown("", visible=False)
+        self._progress: Any = gui.add_progress_bar(0.0, animated=True, visible=False)
+        self._is_pose_chosen = False
+        # mypy does not see that viser's values can be set.
+        self.poses: Any = gui.add_dropdown("Poses", [ONLINE], hint="Found while mapping, or refined")
+        with gui.add_folder("Points"):
+            self.hidden_percent = gui.add_slider(
+                "Hide unsure %", 0, 100, 1, 0, hint="Confidence threshold: hides this part of the points"
+            )
+            self.point_size = gui.add_slider("Point size", 0.2, 5.0, 0.1, 1.0)
+            self.point_budget = gui.add_slider("Point budget", 10_000, MAX_POINTS, 10_000, point_budget)
+        with gui.add_folder("Time"):
+            self.range: Any = gui.add_multi_slider("Frames", 0, 1, 1, (0, 1))
+            self.play = gui.add_checkbox("Play", False)
+            self.follow = gui.add_checkbox("Follow camera", False)
+        with gui.add_folder("Show"):
+            self.colour_by: Any = gui.add_dropdown("Path colour", ["time", "uncertainty"])
+            self.cameras = gui.add_slider("Cameras", 0, 100, 5, ViewSettings.cameras)
+            self.accepted_loops = gui.add_checkbox("Loops", ViewSettings.accepted_loops)
+            self.rejected_loops = gui.add_checkbox("Rejected loops", ViewSettings.rejected_loops)
+            self.truth = gui.add_checkbox("Ground truth", ViewSettings.truth)
+        self.view = gui.add_button_group("View", ["whole", "from above"])
+        self.measure = gui.add_checkbox("Measure", False, hint="Click two points for their distance")
+        for control in (
+            self.poses, self.hidden_percent, self.point_size, self.point_budget, self.range, self.play,
+            self.follow, self.colour_by, self.cameras, self.accepted_loops, self.rejected_loops, self.truth,
+            self.measure,
+        ):  # fmt: skip
+            control.on_update(lambda _: changed())
+
+        @self.poses.on_update
+        def _(event: viser.GuiEvent) -> None:
+            self._is_pose_chosen |= event.client is not None
+
+    def fit(self, contents: MapContents) -> None:
+        """Takes over what there is to choose from; an open end of the time range stays open."""
+        names = tuple(contents.trajectories)
+        if self.poses.options != names:
+            chosen = self.poses.value if self._is_pose_chosen else best_poses(names)
+            self.poses.options = names
+            self.poses.value = chosen if chosen in names else names[0]
+        self.truth.disabled = contents.truth is None
+        self.accepted_loops.disabled = self.rejected_loops.disabled = not contents.loops
+        online = contents.online
+        if not len(online):
+            return
+        low, high = int(online.frames[0]), max(int(online.frames[-1]), int(online.frames[0]) + 1)
+        first, last = self.range.value
+        is_open = last >= self.range.max
+        if (self.range.min, self.range.max) != (low, high):
+            self.range.min, self.range.max = low, high
+            self.range.value = (max(low, first), high if is_open and not self.play.value else min(last, high))
+
+    def settings(self, contents: MapContents) -> ViewSettings:
+        """What is to be shown of the map."""
+        first, last = self.range.value
+        return ViewSettings(
+            poses=self.poses.value,
+            first=int(first),
+            last=int(last),
+            colour_by=self.colour_by.value,
+            min_confidence=contents.confidence(self.hidden_percent.value),
+            point_size=self.point_size.value,
+            point_budget=int(self.point_budget.value),
+            cameras=int(self.cameras.value),
+            accepted_loops=self.accepted_loops.value,
+            rejected_loops=self.rejected_loops.value,
+            truth=self.truth.value,
+        )
+
+    def advance(self) -> None:
+        """One step of playing: the end of the time range moves on, and starts again behind the last frame."""
+        first, last = self.range.value
+        step = max(1, round((self.range.max - self.range.min) / _PLAY_STEPS))
+        self.range.value = (first, min(last + step, self.range.max) if last < self.range.max else first)
+
+    def say(self, text: str) -> None:
+        """The words at the top."""
+        if self._status.content != text:
+            self._status.content = text
+
+    def show_progress(self, percent: float | None) -> None:
+        """Of reading the points; None when all is read."""
+        self._progress.visible = percent is not None
+        if percent is not None:
+            self._progress.value = percent
+
+    def say_measured(self, text: str) -> None:
+        """What measuring has to tell."""
+        if self._measured.content != text:
+            self._measured.visible, self._measured.content = bool(text), text

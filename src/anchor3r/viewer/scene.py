@@ -1,0 +1,244 @@
+"""A map as nodes of a viser scene. Only what has changed is sent."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import viser
+from numpy.typing import NDArray
+
+from anchor3r.geometry import quat_from_rotation
+from anchor3r.trajectory import Trajectory
+from anchor3r.viewer import colours
+from anchor3r.viewer.contents import MapContents, uncertainty
+from anchor3r.viewer.levels import Cut, Points, Segment, to_world
+
+MAX_POINTS = 2_000_000
+"""Points on the screen at most."""
+_MAX_NODES = 128  # that the cloud is spread over: a change of the time range resends two of them
+_LINE_PIXELS = 3.0
+_DENSE_POINTS = 200_000
+
+ColourBy = Literal["time", "uncertainty"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewSettings:
+    """What the controls say."""
+
+    poses: str
+    """Name of the trajectory that everything is placed by."""
+    first: int
+    last: int
+    """Frames of this range are shown, both included."""
+    colour_by: ColourBy = "time"
+    """What the trajectory's colour tells."""
+    min_confidence: float = 0.0
+    point_size: float = 1.0
+    """1 is what suits the distance of typical points."""
+    point_budget: int = 1_000_000
+    cameras: int = 25
+    """Frustums at most."""
+    accepted_loops: bool = True
+    rejected_loops: bool = False
+    truth: bool = True
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which points a node of the cloud shows. Equal ones need not be sent again."""
+
+    built: tuple[tuple[int, bool, int], ...]
+    """What its segments are."""
+    pose_sum: int
+    cut: Cut
+    min_confidence: float
+    first: int
+    last: int
+    poses: Trajectory = field(compare=False)
+    """Of its frames; `pose_sum` stands for them."""
+
+    @property
+    def is_anything(self) -> bool:
+        """Whether any of it lies in the time range."""
+        return self.first <= self.last
+
+    def of(self, points: Points) -> Points:
+        """Those that are shown."""
+        mask = self.cut.mask(points) & (points.confidence >= self.min_confidence)
+        mask &= (points.frame >= self.first) & (points.frame <= self.last)
+        return points.select(mask & np.isin(points.frame, self.poses.frames))
+
+
+@dataclass
+class _Cloud:
+    wanted: _Wanted
+    world: NDArray[np.float32]
+    handle: Any
+
+
+class MapScene:
+    """Draws `MapContents` into a viser scene."""
+
+    def __init__(self, scene: viser.SceneApi) -> None:
+        self._scene = scene
+        self._clouds: dict[int, _Cloud] = {}
+        self._lines: dict[str, int] = {}
+        self._cameras: dict[str, tuple[Hashable, Any]] = {}
+
+    def show(self, contents: MapContents, settings: ViewSettings) -> None:
+        """Makes the scene what the settings say."""
+        poses = contents.trajectories[settings.poses]
+        within = (poses.frames >= settings.first) & (poses.frames <= settings.last)
+        seen = poses.select(within)
+        self._show_clouds(contents, settings)
+        self._show_trajectory(poses, within, settings.colour_by)
+        self._show_loops(contents, poses, settings)
+        aligned = contents.aligned_truth(settings.poses) if settings.truth else None
+        path = np.empty((0, 3)) if aligned is None else aligned[0]
+        self._show_lines("/ground_truth", np.stack([path[:-1], path[1:]], 1), np.array(colours.TRUTH))
+        self._show_cameras(contents, seen, settings)
+
+    @property
+    def num_points(self) -> int:
+        """On the screen."""
+        return sum(len(cloud.world) for cloud in self._clouds.values() if cloud.handle.visible)
+
+    def visible_points(self) -> NDArray[np.float32]:
+        """(n, 3) in the world"""
+        visible = [cloud.world for cloud in self._clouds.values() if cloud.handle.visible]
+        return np.concatenate(visible) if visible else np.empty((0, 3), np.float32)
+
+    def _show_clouds(self, contents: MapContents, settings: ViewSettings) -> None:
+        levels, poses = contents.levels, contents.trajectories[settings.poses]
+        cut = levels.cut(settings.min_confidence, min(settings.point_budget, MAX_POINTS))
+        size = settings.point_size * contents.depth() / 150 * _magnified(len(levels))
+        together = 1
+        while len(levels.segments) > together * _MAX_NODES:
+            together *= 2
+        groups: dict[int, list[Segment]] = {}
+        for k in sorted(levels.segments):
+            groups.setdefault(k // together, []).append(levels.segments[k])
+        for key in [key for key in self._clouds if key not in groups]:
+            self._remove_cloud(key)
+        for key, segments in groups.items():
+            wanted = _wanted(segments, poses, cut, settings)
+            self._show_cloud(key, segments, wanted, size)
+
+    def _show_cloud(self, key: int, segments: list[Segment], wanted: _Wanted, size: float) -> None:
+        old = self._clouds.get(key)
+        if old is None or (wanted.is_anything and old.wanted != wanted):
+            points = Points.concatenated([wanted.of(segment.points) for segment in segments])
+            if not len(points):  # viser's client complains of empty clouds
+                self._remove_cloud(key)
+                return
+            world = to_world(points, wanted.poses)
+            handle = self._scene.add_point_cloud(
+                f"/cloud/{key}", world, points.colours, point_size=size, point_shape="circle",
+                point_shading="flat", precision="float32",
+            )  # fmt: skip
+            self._clouds[key] = _Cloud(wanted, world, handle)
+            return
+        old.handle.visible = wanted.is_anything
+        if old.handle.point_size != size:
+            old.handle.point_size = size
+
+    def _remove_cloud(self, key: int) -> None:
+        if key in self._clouds:
+            self._clouds.pop(key).handle.remove()
+
+    def _show_trajectory(self, poses: Trajectory, within: NDArray[np.bool_], colour_by: ColourBy) -> None:
+        values = np.linspace(0, 1, len(poses)) if colour_by == "time" else colours.ranks(uncertainty(poses))
+        shades = colours.ramp(values)
+        joined = within[:-1] & within[1:]
+        if poses.component is not None:
+            joined &= poses.component[:-1] == poses.component[1:]
+        segments = np.stack([poses.center[:-1], poses.center[1:]], 1)[joined]
+        self._show_lines("/trajectory", segments, np.stack([shades[:-1], shades[1:]], 1)[joined])
+
+    def _show_loops(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
+        kinds = (
+            ("/loops/accepted", True, settings.accepted_loops, colours.ACCEPTED),
+            ("/loops/rejected", False, settings.rejected_loops, colours.REJECTED),
+        )
+        for name, accepted, wanted, colour in kinds:
+            ends = np.array(
+                [(loop.query, loop.match) for loop in contents.loops if wanted and loop.accepted == accepted],
+                np.int64,
+            ).reshape(-1, 2)
+            placed = np.isin(ends, poses.frames) & (ends >= settings.first) & (ends <= settings.last)
+            rows = np.searchsorted(poses.frames, ends[placed.all(1)])
+            self._show_lines(name, poses.center[rows], np.array(colour))
+
+    def _show_lines(self, name: str, segments: NDArray[np.float64], shades: NDArray) -> None:
+        """segments (n, 2, 3), shades (n, 2, 3) or (3,)"""
+        data = segments.astype(np.float32)
+        signature = zlib.crc32(shades.tobytes(), zlib.crc32(data.tobytes()))
+        if self._lines.get(name) == signature:
+            return
+        self._lines[name] = signature
+        if len(data):
+            self._scene.add_line_segments(
+                name, data, shades.astype(np.uint8), thickness=_LINE_PIXELS, thickness_units="screen"
+            )
+        else:
+            self._scene.remove_by_name(name)
+
+    def _show_cameras(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
+        """Frustums at the multiples of a power of two, so that most stay when the map grows, and the last."""
+        step = 1
+        while settings.cameras and len(poses) > step * settings.cameras:
+            step *= 2
+        scale = contents.depth() / 16
+        wanted: dict[str, tuple[int, float, tuple[int, int, int]]] = {}
+        if settings.cameras:
+            rows = range(0, len(poses), step)
+            wanted = {f"/cameras/{poses.frames[row]}": (row, scale, colours.CAMERA) for row in rows}
+        if len(poses):
+            wanted["/current_camera"] = (len(poses) - 1, 1.6 * scale, colours.CURRENT)
+        for name in [name for name in self._cameras if name not in wanted]:
+            self._cameras.pop(name)[1].remove()
+        for name, (row, size, colour) in wanted.items():
+            pose = poses.pose(row)
+            signature = (pose.frame, pose.rotation.tobytes(), pose.center.tobytes(), size)
+            if name in self._cameras and self._cameras[name][0] == signature:
+                continue
+            camera = contents.camera(pose.frame)
+            handle = self._scene.add_camera_frustum(
+                name, camera.fov_rad, camera.aspect, scale=size, color=colour, image=camera.thumbnail,
+                thickness=1.5, thickness_units="screen", format="jpeg", jpeg_quality=80, cast_shadow=False,
+                receive_shadow=False, wxyz=quat_from_rotation(pose.rotation.T), position=pose.center,
+            )  # fmt: skip
+            self._cameras[name] = (signature, handle)
+
+
+def _wanted(segments: list[Segment], poses: Trajectory, cut: Cut, settings: ViewSettings) -> _Wanted:
+    frames = np.concatenate([segment.points.frame for segment in segments])
+    lowest, highest = (int(frames.min()), int(frames.max())) if len(frames) else (0, -1)
+    near = poses.select((poses.frames >= lowest) & (poses.frames <= highest))
+    return _Wanted(
+        built=tuple((s.checksum, s.is_thorough, len(s.points)) for s in segments),
+        pose_sum=_pose_sum(near),
+        cut=cut,
+        min_confidence=settings.min_confidence,
+        first=max(settings.first, lowest),
+        last=min(settings.last, highest),
+        poses=near,
+    )
+
+
+def _magnified(num_points: int) -> float:
+    """A sparse cloud is seen only if its points are large; in octaves, so that it changes seldom."""
+    octaves = np.round(np.log2(_DENSE_POINTS / max(1, num_points)) / 3)
+    return float(2 ** np.clip(octaves, 0, 2))
+
+
+def _pose_sum(poses: Trajectory) -> int:
+    total = 0
+    for column in (poses.frames, poses.rotation, poses.center, poses.log_scale):
+        total = total if column is None else zlib.crc32(column.tobytes(), total)
+    return total

@@ -1,0 +1,309 @@
+"""A map served to browsers: one loop reads the store and the controls, and keeps the scene up to date."""
+
+from __future__ import annotations
+
+import errno
+import io
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+import viser
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.viewer import cameras, colours
+from anchor3r.viewer.cameras import Viewpoint
+from anchor3r.viewer.contents import MapContents, best_poses
+from anchor3r.viewer.panel import Panel
+from anchor3r.viewer.scene import MapScene, ViewSettings
+
+_POLL_S = 1.0
+_PLAY_S = 0.1
+_BUILD_S = 2.0  # between looks at the scene while points are read
+_STILL_GROWING_S = 5.0
+_PORTS = 100
+
+
+class MapServer:
+    """Serves one map. `step` does what is due, `run` does so until it is interrupted."""
+
+    def __init__(
+        self, contents: MapContents, host: str, port: int, *, point_budget: int = ViewSettings.point_budget
+    ) -> None:
+        self._contents = contents
+        self._changed = threading.Event()
+        self._clicks: queue.SimpleQueue[viser.SceneClickEvent] = queue.SimpleQueue()
+        self._marks: list[NDArray[np.float64]] = []
+        self._refreshed_s = self._grown_s = -np.inf
+        self._is_read = self._is_placed = False
+        self._server = start_server(host, port, contents.folder.resolve().name)
+        self._scene = MapScene(self._server.scene)
+        self._panel = Panel(self._server.gui, self._changed.set, point_budget)
+        self._panel.view.on_click(self._look)
+        self._server.scene.on_click()(self._note_click)
+
+    @property
+    def url(self) -> str:
+        host = self._server.get_host()
+        name = "localhost" if host in ("0.0.0.0", "::") else host
+        return f"http://[{name}]:{self.port}" if ":" in name else f"http://{name}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        return self._server.get_port()
+
+    @property
+    def num_points(self) -> int:
+        """On the screen."""
+        return self._scene.num_points
+
+    def close(self) -> None:
+        with redirect_stdout(io.StringIO()):  # it says that it stops
+            self._server.stop()
+
+    def run(self) -> None:
+        """Never returns."""
+        while True:
+            self.step()
+
+    def step(self) -> bool:
+        """Waits for something to do and does it; says whether there is more to do at once."""
+        playing = self._panel.play.value
+        changed = self._changed.wait(0 if not self._is_read else _PLAY_S if playing else _POLL_S)
+        self._changed.clear()
+        try:
+            fresh = self._refresh()
+            built = self._build()
+        except Anchor3RError as error:  # the map may be there again at the next look
+            self._panel.say(f"**{error}**")
+            self._is_read = True
+            return False
+        if playing:
+            self._panel.advance()
+        if fresh or built or changed or playing or not self._is_placed:
+            self._show()
+        self._measure()
+        self._say()
+        return not self._is_read
+
+    def _refresh(self) -> bool:
+        if time.monotonic() - self._refreshed_s < _POLL_S:
+            return False
+        is_first, num_before = not self._contents.trajectories, self._contents.num_frames
+        fresh = self._contents.refresh()
+        self._refreshed_s = time.monotonic()
+        if fresh:
+            if not is_first and self._contents.num_frames != num_before:
+                self._grown_s = self._refreshed_s
+            self._panel.fit(self._contents)
+        return fresh
+
+    def _build(self) -> bool:
+        """Reads points for a while; says whether there are any new ones."""
+        before = self._contents.levels.revision
+        self._is_read = self._contents.build(_BUILD_S)
+        self._panel.show_progress(None if self._is_read else 100 * self._contents.progress())
+        return self._contents.levels.revision != before
+
+    def _show(self) -> None:
+        settings = self._panel.settings(self._contents)
+        with self._server.atomic():
+            self._scene.show(self._contents, settings)
+        poses = self._contents.trajectories[settings.poses]
+        if not len(poses):
+            return
+        depth, up = self._contents.depth(), self._contents.up()
+        if not self._is_placed:
+            self._is_placed = True
+            place_initially(self._server, cameras.overview(poses, up, depth), depth)
+        current = np.flatnonzero(poses.frames <= settings.last)
+        if self._panel.follow.value and len(current):
+            viewpoint = cameras.behind(poses.pose(int(current[-1])), up, depth)
+            for client in self._server.get_clients().values():
+                look_from(client, viewpoint)
+
+    def _look(self, event: viser.GuiEvent) -> None:
+        """Moves the camera of the client that asked."""
+        poses = self._contents.trajectories.get(self._panel.poses.value)
+        if event.client is None or poses is None or not len(poses):
+            return
+        view = cameras.top_down if self._panel.view.value == "from above" else cameras.overview
+        look_from(event.client, view(poses, self._contents.up(), self._contents.depth()))
+
+    def _note_click(self, click: viser.SceneClickEvent) -> None:
+        self._clicks.put(click)
+        self._changed.set()
+
+    def _measure(self) -> None:
+        """Takes clicks as ends of a distance."""
+        if not self._panel.measure.value:
+            if self._marks:
+                self._server.scene.remove_by_name("/measure")
+            self._marks = []
+            self._panel.say_measured("")
+        elif not self._marks:
+            self._panel.say_measured("Click two points.")
+        while not self._clicks.empty():
+            click = self._clicks.get()
+            if self._panel.measure.value:
+                self._mark(click)
+
+    def _mark(self, click: viser.SceneClickEvent) -> None:
+        point = cameras.picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
+        if point is None:
+            self._panel.say_measured("There is no point.")
+            return
+        self._marks = [*self._marks, point] if len(self._marks) < 2 else [point]
+        self._show_marks()
+
+    def _show_marks(self) -> None:
+        # Neither spheres, whose lit material takes a software renderer half a minute to prepare, nor a label,
+        # whose font may not be there.
+        scene, size = self._server.scene, self._contents.depth() / 40
+        scene.add_point_cloud(
+            "/measure/ends", np.stack(self._marks), colours.MEASURE, point_size=size, point_shape="circle",
+            precision="float32",
+        )  # fmt: skip
+        scene.remove_by_name("/measure/line")
+        if len(self._marks) < 2:
+            return
+        line = np.stack(self._marks)[None]
+        scene.add_line_segments(
+            "/measure/line", line, colours.MEASURE, thickness=3.0, thickness_units="screen"
+        )
+        words = self._distance_in_words(float(np.linalg.norm(line[0, 0] - line[0, 1])))
+        self._panel.say_measured(f"Distance: **{words}**")
+
+    def _distance_in_words(self, distance: float) -> str:
+        aligned = self._contents.aligned_truth(self._panel.poses.value)
+        metres = f" = {distance / aligned[1]:.4g} m by ground truth" if aligned is not None else ""
+        return f"{distance:.4g} units{metres}"
+
+    def _say(self) -> None:
+        settings = self._panel.settings(self._contents)
+        growing = time.monotonic() - self._grown_s < _STILL_GROWING_S
+        self._panel.say(in_words(self._contents, settings, self._scene.num_points, growing))
+
+
+def serve_map(folder: Path, host: str, port: int, *, announce: Callable[[str], None], wait: bool) -> None:
+    """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun."""
+    while wait and not _is_begun(folder):
+        time.sleep(_POLL_S / 4)
+    with MapContents(folder) as contents:
+        server = MapServer(contents, host, port)
+        announce(server.url)
+        try:
+            server.run()
+        finally:
+            server.close()
+
+
+def save_page(
+    folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
+) -> tuple[Path, int]:
+    """Writes a page that shows the map without this program; returns it and the number of its points."""
+    from anchor3r.outputs.atomic import replacing
+
+    with MapContents(folder) as contents:
+        contents.refresh()
+        if not len(contents.online):
+            raise Anchor3RError(f"{folder} has no poses yet; save a page of it when it has")
+        while not contents.build(_BUILD_S):
+            progress(round(100 * contents.progress()), "reading points")
+        server = start_server("127.0.0.1", 0, "map")
+        try:
+            scene = MapScene(server.scene)
+            settings = whole_map(contents, point_budget)
+            scene.show(contents, settings)
+            depth = contents.depth()
+            poses = contents.trajectories[settings.poses]
+            place_initially(server, cameras.overview(poses, contents.up(), depth), depth)
+            html = server.get_scene_serializer().as_html(dark_mode=True)
+        finally:
+            with redirect_stdout(io.StringIO()):
+                server.stop()
+    title = f"<title>{folder.resolve().name}: {len(poses)} frames, {settings.poses} poses</title>"
+    with replacing(site / "index.html") as file:
+        file.write(html.replace("<title>Viser</title>", title, 1).encode())
+    return site / "index.html", scene.num_points
+
+
+def whole_map(contents: MapContents, point_budget: int) -> ViewSettings:
+    """Everything, placed by the best poses there are."""
+    frames, best = contents.online.frames, best_poses(contents.trajectories)
+    return ViewSettings(poses=best, first=int(frames[0]), last=int(frames[-1]), point_budget=point_budget)
+
+
+def in_words(contents: MapContents, settings: ViewSettings, num_points: int, growing: bool) -> str:
+    """What is on the screen, and why if that is nothing."""
+    num_poses = len(contents.trajectories[settings.poses])
+    expected = f" of {contents.num_expected:,}" if growing and contents.num_expected else ""
+    lines = [f"**{contents.num_frames:,}{expected} frames**, {num_poses:,} {settings.poses} poses"]
+    if growing:
+        lines[0] += ", growing"
+    if not num_poses:
+        lines.append("**The map is empty so far.** It appears here as soon as the mapper has placed a frame.")
+    elif num_points:
+        sure = f", confidence ≥ {settings.min_confidence:g}" if settings.min_confidence else ""
+        lines.append(f"{num_points:,} points shown{sure}")
+    elif not len(contents.levels):
+        lines.append("**The map has poses but no points**, or none that have been read so far.")
+    else:
+        lines.append("**All points are filtered away**: hide fewer unsure ones or widen the range of frames.")
+    return "\n\n".join([*lines, *contents.notes])
+
+
+def start_server(host: str, port: int, label: str) -> viser.ViserServer:
+    """A viser server at that port, or at the next free one."""
+    port = free_port(host, port)
+    with redirect_stdout(io.StringIO()):  # the command announces the address itself
+        server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
+    server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
+    server.scene.world_axes.visible = False
+    return server
+
+
+def free_port(host: str, port: int) -> int:
+    """The first free one from `port` on."""
+    for candidate in range(port, min(port + _PORTS, 65536)):
+        try:
+            family = socket.getaddrinfo(host, candidate, type=socket.SOCK_STREAM)[0][0]
+            with socket.create_server((host, candidate), family=family) as probe:
+                return probe.getsockname()[1]
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise Anchor3RError(
+                    f"cannot serve at {host}:{candidate}: {error.strerror}; choose another --host or --port"
+                ) from error
+    raise Anchor3RError(f"no port from {port} on is free at {host}; choose another --port")
+
+
+def place_initially(server: viser.ViserServer, viewpoint: Viewpoint, depth: float) -> None:
+    """Where new clients, and those who have waited for something to see, look from."""
+    reach = float(np.linalg.norm(viewpoint.position - viewpoint.look_at)) + depth
+    server.scene.set_up_direction(viewpoint.up)
+    server.initial_camera.position = viewpoint.position
+    server.initial_camera.look_at = viewpoint.look_at
+    server.initial_camera.near, server.initial_camera.far = depth / 50, 100 * reach
+    for client in server.get_clients().values():
+        client.camera.near, client.camera.far = depth / 50, 100 * reach
+        look_from(client, viewpoint)
+
+
+def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
+    with client.atomic():
+        client.camera.up_direction = viewpoint.up
+        client.camera.position = viewpoint.position
+        client.camera.look_at = viewpoint.look_at
+
+
+def _is_begun(folder: Path) -> bool:
+    from anchor3r.store.database import holds_map
+
+    return holds_map(folder)

@@ -1,0 +1,62 @@
+"""Loops by features, from the images to the refined map."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from box_room import CAMERA, BoxRoom, pose_at
+
+from anchor3r.evaluation.metrics import Alignment, trajectory_errors
+from anchor3r.mapping import Mapper
+from anchor3r.predictors.features.predictor import FeaturesPredictor
+from anchor3r.refinement import RefinementConfig, refine_map
+from anchor3r.sources import Frame
+from anchor3r.store import MapWriter, load_map
+
+NUM_FRAMES, ROUND = 110, 80
+
+
+def _frames() -> Iterator[Frame]:
+    """Once around in a room and a little on, looking at the walls."""
+    room = BoxRoom(3)
+    for k in range(NUM_FRAMES):
+        angle = 2 * np.pi * k / ROUND
+        center = np.array([2.0 * np.sin(angle), 0.0, -2.0 * np.cos(angle)])
+        yield room.frame(k, pose_at(center, np.array([0.0, 0.5 * np.sin(angle), 0.0])), CAMERA)
+
+
+@pytest.fixture(scope="module")
+def refined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("loops") / "map"
+    with MapWriter.create(folder, {"source": "room"}) as writer:
+        mapper = Mapper(FeaturesPredictor(), writer)
+        for frame in _frames():
+            mapper.step(frame)
+    return folder, refine_map(folder, RefinementConfig(keyframe_interval=4), predictor=FeaturesPredictor)
+
+
+def test_loops_are_found_measured_and_believed(refined: tuple[Path, dict]) -> None:
+    folder, summary = refined
+    assert summary["scale"] == "free"
+    assert summary["accepted"] >= 3
+    with load_map(folder) as made:
+        truth, loops = made.true_trajectory(), made.loops()
+    for loop in loops:
+        if loop.accepted:
+            assert np.linalg.norm(truth.center[loop.query] - truth.center[loop.match]) < 1.5
+
+
+def test_closing_them_makes_the_map_better(refined: tuple[Path, dict]) -> None:
+    folder, _ = refined
+    with load_map(folder) as made:
+        truth = made.true_trajectory()
+        world_from_camera = truth.camera_from_world.inverse()
+        ate = {
+            name: trajectory_errors(
+                made.trajectory(name).camera_from_world.inverse(), world_from_camera, Alignment.SIM3
+            ).metrics()["ate_rmse_m"]
+            for name in ("online", "offline")
+        }
+    assert ate["offline"] <= 1.05 * ate["online"]
+    assert ate["offline"] < 0.02

@@ -1,0 +1,81 @@
+"""Spreads of edges and units against perturbed poses."""
+
+import numpy as np
+import pytest
+
+from anchor3r.geometry import SE3, so3_exp, so3_log
+from anchor3r.predictors.features.projection import CALIBRATION_SIZE
+from anchor3r.predictors.features.uncertainty import (
+    adjoint,
+    carried,
+    edges_to_newest,
+    noise_variance,
+    unit_sigma,
+)
+
+
+def _poses(count: int, seed: int = 0) -> SE3:
+    rng = np.random.default_rng(seed)
+    return SE3(so3_exp(rng.normal(0, 0.3, (count, 3))), rng.normal(0, 1, (count, 3)))
+
+
+def _perturbation(step: np.ndarray) -> SE3:
+    """x + ω × x + v, to first order."""
+    return SE3(so3_exp(step[..., :3]), step[..., 3:])
+
+
+def _right_error(edge: SE3, perturbed: SE3) -> np.ndarray:
+    error = edge.inverse() @ perturbed
+    return np.concatenate([so3_log(error.rotation), error.translation], axis=-1)
+
+
+def test_adjoint_carries_from_the_right_to_the_left() -> None:
+    pose, step = _poses(1)[0], 1e-6 * np.arange(1.0, 7.0)
+    left = _perturbation(adjoint(pose) @ step) @ pose
+    right = pose @ _perturbation(step)
+    np.testing.assert_allclose(left.matrix(), right.matrix(), atol=1e-11)
+
+
+def test_edges_spread_as_perturbed_keyframes_do() -> None:
+    rng, poses, num_free = np.random.default_rng(0), _poses(4), 2
+    root = rng.normal(0, 1, (12, 12))
+    covariance = 1e-8 * (root @ root.T + np.eye(12))
+    information = np.zeros((12 + CALIBRATION_SIZE, 12 + CALIBRATION_SIZE))
+    information[:12, :12] = np.linalg.inv(covariance)
+    steps = np.zeros((20_000, 4, 6))
+    steps[:, 2:] = rng.multivariate_normal(np.zeros(12), covariance, 20_000).reshape(-1, 2, 6)
+    newest = _perturbation(steps[:, 3]) @ poses[3][None]
+    expected = edges_to_newest(poses, information, num_free)
+    for k in range(3):
+        moved = _perturbation(steps[:, k]) @ poses[k][None]
+        errors = _right_error((poses[k] @ poses[3].inverse())[None], moved @ newest.inverse())
+        np.testing.assert_allclose(np.cov(errors.T), expected[k], atol=0.05 * np.abs(expected[k]).max())
+    np.testing.assert_allclose(expected[3], 0, atol=1e-6 * np.abs(expected[0]).max())
+
+
+def test_carried_edges_add_up() -> None:
+    edge, later = _poses(1)[0], _poses(1, seed=1)[0]
+    step = 1e-6 * np.arange(1.0, 7.0)
+    shift = _right_error(edge @ later, edge @ _perturbation(step) @ later)
+    found = carried(np.outer(step, step)[None], later, 1e-12 * np.eye(6))[0]
+    np.testing.assert_allclose(found, np.outer(shift, shift) + 1e-12 * np.eye(6), rtol=1e-4, atol=1e-18)
+
+
+def test_unit_is_as_sure_as_the_distance() -> None:
+    edge = SE3(so3_exp(np.array([0.1, 0.5, 0.0])), np.array([0.0, 0.0, 2.0]))
+    along = edge.rotation.T @ np.array([0.0, 0.0, 1.0])
+    covariance = np.zeros((6, 6))
+    covariance[3:, 3:] = 0.02**2 * np.outer(along, along)
+    assert unit_sigma(edge, covariance, 3) == pytest.approx(0.01)
+    assert unit_sigma(edge, covariance, 12) == pytest.approx(0.005)
+    standing = SE3(np.eye(3), np.array([0.0, 0.0, 1e-9]))
+    assert 0.1 < unit_sigma(standing, np.eye(6), 3) < 1  # nothing is known, and it says so
+
+
+def test_noise_is_that_of_most_observations() -> None:
+    rng = np.random.default_rng(0)
+    errors = np.linalg.norm(rng.normal(0, 0.3, (4000, 2)), axis=1)
+    clean = noise_variance(errors)
+    assert noise_variance(np.concatenate([errors, np.full(400, 2.0)])) == pytest.approx(clean, rel=0.3)
+    assert noise_variance(2 * errors) == pytest.approx(4 * clean)
+    assert noise_variance(np.empty(0)) > 0

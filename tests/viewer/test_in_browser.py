@@ -1,0 +1,242 @@
+"""The viewer in a real browser: what is on the screen, and what the controls do to it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chromium import EXECUTABLE, Browser, Page, eventually
+from numpy.typing import NDArray
+from street import bent, record_street
+
+from anchor3r.store import MapWriter, load_map
+from toy_source import write_toy_sequence
+
+pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium; 'make browser' installs it")
+pytest.importorskip("viser", reason="the viewer extra is not installed")
+
+SCENE = np.s_[160:, :560]
+"""Where neither the panel nor a notice hides the scene."""
+ORANGE = np.array([230, 120, 60], np.int16)
+"""The left wall of the street."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium") / "profile") as opened:
+        yield opened
+
+
+@pytest.fixture
+def view(browser: Browser) -> Iterator[Callable[[Path], Page]]:
+    """Opens a map that `anchor3r view` serves in a process of its own."""
+    servers: list[subprocess.Popen[str]] = []
+
+    def opened(folder: Path) -> Page:
+        servers.append(anchor3r("view", str(folder), "--port", "8300"))
+        assert servers[-1].stdout is not None
+        return browser.open(address(servers[-1].stdout.readline()))
+
+    yield opened
+    for server in servers:
+        server.send_signal(signal.SIGINT)
+    assert [server.wait(20) for server in servers] == [0] * len(servers)
+
+
+def anchor3r(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "anchor3r", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def address(line: str) -> str:
+    return next(word for word in line.split() if word.startswith("http://"))
+
+
+def lit(picture: NDArray[np.uint8]) -> int:
+    """Pixels of the scene that are not background."""
+    scene = picture[SCENE].astype(np.int16)
+    return int((np.abs(scene - scene[-1, 0]).max(-1) > 25).sum())
+
+
+def num_points(page: Page) -> int:
+    """As the panel tells; 0 while it does not."""
+    told = re.search(r"([\d,]+) points shown", page.text)
+    return int(told[1].replace(",", "")) if told else 0
+
+
+def shown(page: Page) -> NDArray[np.uint8]:
+    """The picture once there is a cloud."""
+    eventually("the panel tells of points", lambda: num_points(page) > 0)
+    eventually("the scene is not blank", lambda: lit(page.screenshot()) > 500)
+    return page.settle()
+
+
+def lit_difference(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> int:
+    """Pixels of the scene that differ."""
+    return int((np.abs(a[SCENE].astype(np.int16) - b[SCENE]).max(-1) > 25).sum())
+
+
+def click_checkbox(page: Page, label: str) -> None:
+    page.evaluate(
+        f"(() => {{ let e = [...document.querySelectorAll('label')].find(e => e.innerText === '{label}');"
+        " while (!e.querySelector('input')) e = e.parentElement;"
+        " e.querySelector('input').click(); })()"
+    )
+
+
+def move_slider(page: Page, number: int, key: str) -> None:
+    page.evaluate(f"document.querySelectorAll('[role=slider]')[{number}].focus()")
+    page.press(key)
+
+
+def choose_poses(page: Page, name: str) -> None:
+    box = page.evaluate(
+        "(() => { const box = [...document.querySelectorAll('input')]"
+        ".find(e => e.type === 'text' && ['online', 'offline'].includes(e.value)).getBoundingClientRect();"
+        " return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+    )
+    page.click(*box)
+    option = f"[...document.querySelectorAll('[role=option]')].find(e => e.innerText === '{name}')"
+    eventually("the list of poses is open", lambda: page.evaluate(f"!!{option}"))
+    page.evaluate(f"{option}.click()")
+
+
+def test_a_map_is_seen_and_its_controls_change_what_is_seen(
+    view: Callable[[Path], Page], street: Path, pictures: Path
+) -> None:
+    page = view(street)
+    offline = shown(page)
+    page.screenshot(pictures / "street.png")
+    assert "60 offline poses" in page.text
+    assert num_points(page) > 20_000
+
+    choose_poses(page, "online")
+    eventually("the panel tells", lambda: "60 online poses" in page.text)
+    online = page.settle()
+    page.screenshot(pictures / "online.png")
+    assert lit_difference(offline, online) > 0.5 * min(lit(offline), lit(online)), (
+        "the cloud moves with the poses"
+    )
+
+    move_slider(page, 1, "End")  # point size
+    eventually("larger points cover more", lambda: lit(page.screenshot()) > 1.3 * lit(online))
+    move_slider(page, 2, "Home")  # point budget
+    eventually("the budget is kept", lambda: 5_000 < num_points(page) <= 10_000)
+    move_slider(page, 0, "End")  # confidence
+    eventually("words instead of a blank page", lambda: "All points are filtered away" in page.text)
+    eventually("the points are gone", lambda: lit(page.screenshot()) < 0.5 * lit(online))
+    page.screenshot(pictures / "filtered.png")
+    move_slider(page, 0, "Home")
+    eventually("the points are back", lambda: num_points(page) > 5_000)
+    assert not page.problems
+    page.close()
+
+
+def test_looking_around_playing_and_measuring(
+    view: Callable[[Path], Page], street: Path, pictures: Path
+) -> None:
+    page = view(street)
+    whole = shown(page)
+    page.evaluate("[...document.querySelectorAll('button')].find(e => e.innerText === 'from above').click()")
+    eventually("it looks different from above", lambda: lit_difference(page.screenshot(), whole) > 1000)
+    above = page.settle()
+
+    click_checkbox(page, "Measure")
+    eventually("it says what to do", lambda: "Click two points" in page.text)
+    rows, columns = np.nonzero(np.abs(above[SCENE] - ORANGE).max(-1) < 20)
+    for k in (len(rows) // 5, 4 * len(rows) // 5):
+        page.click(float(columns[k]), float(rows[k] + SCENE[0].start))
+        page.settle()
+    said = eventually("a distance", lambda: re.search(r"([\d.]+) units = ([\d.]+) m by ground", page.text))
+    page.screenshot(pictures / "measured.png")
+    assert 3 < float(said[1]) < 60
+
+    click_checkbox(page, "Play")
+    some = eventually("playing starts again", lambda: 0 < num_points(page) < 20_000 and num_points(page))
+    eventually("and goes on", lambda: num_points(page) > 1.5 * some)
+    assert not page.problems
+    page.close()
+
+
+def test_two_clients_see_the_map_grow_and_being_refined(
+    view: Callable[[Path], Page], browser: Browser, tmp_path: Path, pictures: Path
+) -> None:
+    folder = tmp_path / "map"
+    with MapWriter.create(folder) as store:
+        page = view(folder)
+        eventually("an empty map has words", lambda: "The map is empty so far" in page.text)
+        page.screenshot(pictures / "empty.png")
+        other = browser.open(page.evaluate("location.href"))
+        record_street(store, range(30))
+        eventually("both see it", lambda: min(num_points(page), num_points(other)) > 0)
+        before = num_points(page)
+        page.close()  # nobody else minds
+        record_street(store, range(30, 60))
+        eventually("the other client sees it grow", lambda: num_points(other) > 1.5 * before)
+        assert "growing" in other.text
+    with load_map(folder) as made:
+        refined = bent(made.trajectory())
+    with MapWriter.open(folder) as store:
+        store.write_trajectory("offline", refined)
+    eventually("refined poses are taken", lambda: "60 offline poses" in other.text)
+    assert not other.problems
+    other.close()
+
+
+def test_the_mapper_goes_on_when_a_client_leaves(browser: Browser, tmp_path: Path) -> None:
+    source = write_toy_sequence(tmp_path / "toy", 40)
+    arguments = ("--predictor", "ground-truth", "--out", str(tmp_path / "map"), "--view")
+    with anchor3r("map", source, *arguments) as mapper:
+        assert mapper.stderr is not None
+        page = browser.open(address(next(line for line in mapper.stderr if "http://" in line)))
+        shown(page)
+        page.close()
+        assert mapper.stdout is not None
+        assert "40 of 40 frames" in mapper.stdout.readline()
+        assert mapper.poll() is None, "the page stays when the map is done"
+        mapper.send_signal(signal.SIGINT)
+        assert mapper.wait(20) == 0
+
+
+def test_a_saved_page_needs_no_program(
+    browser: Browser, street: Path, tmp_path: Path, pictures: Path
+) -> None:
+    saving = anchor3r("view", str(street), "--save", str(tmp_path / "site"))
+    out, errors = saving.communicate(timeout=60)
+    assert saving.returncode == 0, errors
+    assert "index.html" in out
+    handler = partial(SilentHandler, directory=tmp_path / "site")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.open(f"http://127.0.0.1:{server.server_port}/")
+        eventually("the scene is not blank", lambda: lit(page.screenshot()) > 500)
+        page.screenshot(pictures / "saved.png")
+        assert page.evaluate("document.title") == f"{street.name}: 60 frames, offline poses"
+        assert not page.problems
+        page.close()
+        server.shutdown()
+
+
+class SilentHandler(SimpleHTTPRequestHandler):
+    """Any static file server; it has no icon to give, which browsers ask for."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self.path == "/favicon.ico":
+            self.send_response(204)
+            self.end_headers()
+        else:
+            super().do_GET()

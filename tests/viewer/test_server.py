@@ -1,0 +1,93 @@
+"""Serving and saving without a browser: addresses, words, pages, and what goes wrong."""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from anchor3r.cli import main
+from anchor3r.errors import Anchor3RError
+from anchor3r.store import MapWriter
+from anchor3r.viewer.cameras import picked
+from anchor3r.viewer.contents import MapContents
+
+pytest.importorskip("viser", reason="the viewer extra is not installed")
+from anchor3r.viewer import server as serving
+
+
+def words(folder: Path, **settings: float) -> str:
+    """What the panel says after everything was read."""
+    with MapContents(folder) as contents:
+        contents.refresh()
+        contents.build()
+        if len(contents.online):
+            chosen = serving.whole_map(contents, 1000)
+        else:
+            chosen = serving.ViewSettings(poses="online", first=0, last=1)
+        return serving.in_words(contents, replace(chosen, **settings), 0, growing=False)
+
+
+def test_a_taken_port_gives_the_next() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serving.free_port("127.0.0.1", port) > port
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    with pytest.raises(Anchor3RError, match="choose another --host"):
+        serving.free_port("203.0.113.1", 8080)
+
+
+def test_an_empty_map_has_words(tmp_path: Path) -> None:
+    MapWriter.create(tmp_path / "map").close()
+    assert "The map is empty so far" in words(tmp_path / "map")
+
+
+def test_points_filtered_away_have_words(street: Path) -> None:
+    assert "All points are filtered away" in words(street, min_confidence=np.inf)
+
+
+@pytest.mark.parametrize("spoil", ["newer", "missing", "empty"])
+def test_a_map_that_cannot_be_shown_is_explained(
+    tmp_path: Path, spoil: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, said = tmp_path / "map", {
+        "newer": "update anchor3r", "missing": "holds no map", "empty": "has no poses yet",
+    }  # fmt: skip
+    if spoil != "missing":
+        MapWriter.create(folder).close()
+    if spoil == "newer":
+        with sqlite3.connect(folder / "map.sqlite") as database:
+            database.execute("PRAGMA user_version = 99")
+    assert main(["view", str(folder), "--save", str(tmp_path / "site")]) == 1
+    assert said[spoil] in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_page_is_one_file_that_holds_the_map(
+    street: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site"
+    assert main(["view", str(street), "--save", str(site), "--points", "5000"]) == 0
+    assert [file.name for file in site.iterdir()] == ["index.html"]
+    page = (site / "index.html").read_text()
+    assert "60 frames, offline poses" in page
+    assert "__VISER_EMBED_DATA__" in page
+    said = capsys.readouterr().out
+    assert 3000 < int(said.split(" points")[0].split()[-1].replace(",", "")) <= 5000
+    assert "viser" not in said, "only the command speaks"
+
+
+def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:
+    points = np.array([[0, 0, 9], [0.01, 0, 5], [2, 0, 5], [0, 0, -1]], np.float32)
+    found = picked((0, 0, 0), (0, 0, 2), points)
+    assert found is not None
+    assert_allclose(found, points[1])
+    assert picked((0, 0, 0), (0, 1, 0), points) is None
+    assert picked((0, 0, 0), (0, 0, 1), points[:0]) is None
