@@ -104,7 +104,8 @@ def measure(uri: str, num_frames: int | None, unknown_intrinsics: bool) -> Row:
 
 
 def _line(row: Row) -> str:
-    counts = f"{row.source[-44:]:44} {row.frames:6} {row.posed:6} {row.lost:5}"
+    name = row.source if len(row.source) <= 44 else f"{row.source[:22]}…{row.source[-21:]}"
+    counts = f"{name:44} {row.frames:6} {row.posed:6} {row.lost:5}"
     accuracy = f"{row.path_m:8.2f} {row.ate_m:8.4f} {100 * row.ate_m / row.path_m:6.3f}"
     camera = f"{row.focal_px:.1f}±{row.focal_sigma_px:.1f} px, {row.radial[0]:.4f} {row.radial[1]:.4f}"
     return f"{counts} {accuracy} {row.frames_per_cpu_second:6.1f}  {camera}, {row.resident_mb:.0f} MB"

@@ -18,7 +18,7 @@ from anchor3r.predictors.features.projection import (
     rotate,
     triangulate,
 )
-from anchor3r.predictors.features.twoview import relate_two_views
+from anchor3r.predictors.features.twoview import relate_two_views, relate_views_of_a_plane
 
 CAMERA = np.array([300.0, 305.0, 160.0, 120.0, 0.05, -0.03])
 NUM_KEYFRAMES, NUM_POINTS = 6, 120
@@ -159,6 +159,22 @@ def test_two_views_relate_up_to_scale(scene: tuple) -> None:
     expected = second_from_first.translation / np.linalg.norm(second_from_first.translation)
     assert direction @ expected > 0.9999
     assert np.nanmedian(two.position[:, 2]) == pytest.approx(1)
+
+
+def test_a_plane_has_two_explanations_and_the_true_one_is_among_them() -> None:
+    rng = np.random.default_rng(0)
+    points = np.column_stack([rng.uniform(-1, 1, (120, 2)), np.zeros(120)])
+    points[:, 2] = 4 + 0.5 * points[:, 0]
+    true = SE3(so3_exp(np.array([0.02, -0.1, 0.01])), np.array([0.4, 0.05, 0.1]))
+    first, second = project(CAMERA, points), project(CAMERA, true.apply(points))
+    found = relate_views_of_a_plane(first, second, CAMERA, max_error_px=1.0, min_points=20)
+    ways = [
+        two.second_from_first.translation / np.linalg.norm(two.second_from_first.translation) for two in found
+    ]
+    cosines = [way @ true.translation / np.linalg.norm(true.translation) for way in ways]
+    assert max(cosines) > 0.999
+    assert min(cosines) < 0.99
+    assert found[int(np.argmax(cosines))].num_trusted(np.radians(1.0)) > 100
 
 
 def test_two_views_of_noise_are_refused() -> None:

@@ -27,7 +27,7 @@ _FLAGS = (
 )  # fmt: skip
 
 
-def eventually(what: str, holds: Callable[[], Any], seconds: float = 60.0) -> Any:
+def eventually(what: str, holds: Callable[[], Any], seconds: float = 240.0) -> Any:
     """Waits for something to become true and returns it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:

@@ -24,18 +24,24 @@ from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.posing import pose_frame
 from anchor3r.predictors.features.projection import adjust_pose, camera_of, pinhole_of, project, rays
 from anchor3r.predictors.features.relating import relate_views
-from anchor3r.predictors.features.twoview import TwoView, relate_two_views
+from anchor3r.predictors.features.twoview import TwoView, relate_two_views, relate_views_of_a_plane
 from anchor3r.predictors.features.uncertainty import carried
 from anchor3r.predictors.prediction import Status, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 _ADJUST_STEPS = 5
 _FOCAL_BIAS = 0.02
-"""Relative error of a self-calibrated focal length that more windows do not average out; as measured."""
+"""Relative error of a self-calibrated focal length that more windows do not average out; a rough value."""
 _MIN_AGREEING = 0.6
 """Part of the corners that have to agree on the motion that starts a map."""
+_RIVAL_COST, _ELSEWHERE = 1.5, 0.9
+"""While starting: squared error of a rival over the best, and cosine between their ways, that leave doubt."""
 _MIN_KEPT = 0.3
 """While starting: a smaller part of the first frame's corners still followed, and it starts anew."""
+_LAST_CHANCE = 0.5
+"""While starting: with fewer than this part of them, doubt about the motion is no reason to wait longer."""
+_MIN_FOLLOWED = 0.8
+"""While starting: if fewer can be followed from one frame to the next, its exposure may have changed."""
 
 
 class FeaturesPredictor:
@@ -169,45 +175,82 @@ class FeaturesPredictor:
 
     def _start(self, frame: Frame, grey: Image) -> WindowPrediction:
         """Follows the first frame's corners until a two-view motion can be believed."""
-        c, m = self.config, self._map
-        points = m.points
+        c, points = self.config, self._map.points
         which = np.flatnonzero(points.followed)
         start = points.pixel[which]
-        before = tracking.match_brightness(self._grey, grey)
-        pixel, found = tracking.follow(before, grey, start, start, c.flow_window, c.flow_levels)
+        needed = max(2 * c.min_points, _MIN_KEPT * len(points))
+        pixel, found = tracking.follow(self._grey, grey, start, start, c.flow_window, c.flow_levels)
+        if found.sum() < max(needed, _MIN_FOLLOWED * len(which)):
+            matched = tracking.match_brightness(self._grey, grey)
+            pixel, found = tracking.follow(matched, grey, start, start, c.flow_window, c.flow_levels)
         points.pixel[which], points.followed[which] = pixel, found
         self._grey = grey
-        if found.sum() < max(2 * c.min_points, _MIN_KEPT * len(points)):
+        if found.sum() < needed:
             self._begin(frame.index, grey)
             return self._nothing(frame, Status.INITIALISING)
-        two = self._two_view(grey.shape[1])
-        m.add_keyframe(frame.index, self._pose)
-        if two is None:
+        candidates = self._two_views(grey.shape[1])
+        self._map.add_keyframe(frame.index, self._pose)
+        can_wait = found.sum() > _LAST_CHANCE * len(points) and len(self._map) < c.start_frames
+        accepted = bool(candidates) and self._accept_one(candidates, can_wait=can_wait)
+        m = self._map
+        if not accepted:
             if len(m) > c.start_frames:
                 m.keep_keyframes(np.arange(len(m)) % 2 == 0)
             return self._nothing(frame, Status.INITIALISING)
-        self._accept(two)
         prediction = self._measured(frame, len(m), np.zeros((6, 6)))
         m.keep_keyframes(np.isin(np.arange(len(m)), np.linspace(0, len(m) - 1, 4).astype(int)))
         self._add_corners(frame.index, grey)
         return prediction
 
-    def _two_view(self, width: int) -> TwoView | None:
+    def _two_views(self, width: int) -> list[TwoView]:
+        """Motions since the first frame that may be the true one; none if it is too early to tell."""
         c, followed = self.config, self._map.points.followed
         first, now = self._map.observed[0, followed], self._map.points.pixel[followed]
         if np.median(np.linalg.norm(now - first, axis=1)) < c.start_parallax * width:
-            return None
+            return []
+        max_error_px, min_points = c.max_error_px / 2, 2 * c.min_points
         two = relate_two_views(
             first,
             now,
             self._camera,
-            max_error_px=c.max_error_px / 2,
-            min_points=2 * c.min_points,
+            max_error_px=max_error_px,
+            min_points=min_points,
             min_agreeing=_MIN_AGREEING,
         )
-        if two is None or np.median(two.parallax_rad) < np.radians(c.min_parallax_deg):
-            return None
-        return two
+        parallax_rad = np.radians(c.min_parallax_deg)
+        if two is None or np.median(two.parallax_rad) < parallax_rad:
+            return []
+        flat = relate_views_of_a_plane(
+            first, now, self._camera, max_error_px=max_error_px, min_points=min_points
+        )
+        return [two, *(other for other in flat if other.num_trusted(parallax_rad) >= min_points)]
+
+    def _accept_one(self, candidates: list[TwoView], *, can_wait: bool) -> bool:
+        """Starts the map with the motion that fits all frames since the first one best.
+
+        If one that goes elsewhere fits nearly as well, the next frame may tell: if that can be waited for,
+        nothing is started.
+        """
+        waiting = self.snapshot()
+        tried: list[tuple[float, Array, dict[str, NDArray]]] = []
+        for two in candidates:
+            self._accept(two)
+            m = self._map
+            kept = len(m.points) / waiting["map/point_followed"].sum()
+            way = (m.poses[len(m) - 1] @ m.poses[0].inverse()).translation
+            if m.points.mature.sum() >= 2 * self.config.min_points:
+                tried.append((m.noise_variance / kept**2, way / np.linalg.norm(way), self.snapshot()))
+            self.restore(waiting)
+        if not tried:
+            return False
+        cost, direction, started = min(tried, key=lambda attempt: attempt[0])
+        rivals = [
+            way for rival, way, _ in tried if rival < _RIVAL_COST * cost and way @ direction < _ELSEWHERE
+        ]
+        if rivals and can_wait:
+            return False
+        self.restore(started)
+        return True
 
     def _accept(self, two: TwoView) -> None:
         """Poses the frames since the first one against the two-view points, and adjusts them all."""

@@ -25,6 +25,10 @@ class TwoView:
     parallax_rad: Array
     """(n,) angle between the two rays"""
 
+    def num_trusted(self, min_parallax_rad: float) -> int:
+        """Points whose depth can be believed."""
+        return int(np.sum(np.isfinite(self.position[:, 0]) & (self.parallax_rad > min_parallax_rad)))
+
 
 def relate_two_views(
     first: Array, second: Array, camera: Array, *, max_error_px: float, min_points: int, min_agreeing: float
@@ -48,6 +52,35 @@ def relate_two_views(
     if agreeing < needed:
         return None
     pose = SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0])
+    return _with_points(pose, first, second, camera, max_error_px, needed)
+
+
+def relate_views_of_a_plane(
+    first: Array, second: Array, camera: Array, *, max_error_px: float, min_points: int
+) -> list[TwoView]:
+    """The motions that explain pixels (n, 2) in two views if most of what they see is flat, or nearly so.
+
+    Of a plane there are two, and little tells which is the true one; there may be points off the plane.
+    """
+    one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
+    homography, _ = cv2.findHomography(one, other, cv2.USAC_MAGSAC, 3 * max_error_px / camera[0])
+    if homography is None:
+        return []
+    _, rotations, translations, _ = cv2.decomposeHomographyMat(homography, np.eye(3))
+    found = []
+    for rotation, translation in zip(rotations, translations, strict=True):
+        length = float(np.linalg.norm(translation))
+        if length < 1e-9:
+            continue
+        pose = SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0] / length)
+        two = _with_points(pose, first, second, camera, 4 * max_error_px, min_points)
+        found += [] if two is None else [two]
+    return found
+
+
+def _with_points(
+    pose: SE3, first: Array, second: Array, camera: Array, max_error_px: float, needed: int
+) -> TwoView | None:
     rotations = np.stack([np.eye(3), pose.rotation])
     translations = np.stack([np.zeros(3), pose.translation])
     position, error, parallax = triangulate(rotations, translations, camera, np.stack([first, second]), 3)

@@ -18,7 +18,7 @@ _LEAST_NOISE_PX = 0.05
 _SHARED = 4.0
 """Variance of a pose over what independent errors of its observations would make. An observation errs as the
 same point's others do (its template, what the surface looks like from elsewhere), so that they tell less than
-their number; from the drift of units over real drives and worlds against ground truth."""
+their number. A rough value: on real video errors are larger still."""
 _MAX_UNIT_SIGMA = 0.3
 
 
@@ -35,7 +35,7 @@ def edges_to_newest(keyframes: SE3, information: Array, num_free: int) -> Array:
     """
     poses = information[:-CALIBRATION_SIZE, :-CALIBRATION_SIZE]
     # Poses of a map that is starting are known up to their unit only: the ridge stands for that.
-    ridge = 1e-9 * np.trace(poses) / len(poses) * np.eye(len(poses))
+    ridge = (1e-9 * np.trace(poses) / len(poses) + 1e-9) * np.eye(len(poses))
     covariance = np.linalg.inv(poses + ridge)
     own = covariance[-6:, -6:]
     out = np.broadcast_to(own, (len(keyframes), 6, 6)).copy()
