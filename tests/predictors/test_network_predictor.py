@@ -99,6 +99,12 @@ def test_covariances_are_proper() -> None:
     assert covariance is not None
     assert covariance.shape == (3, 6, 6)
     assert (np.linalg.eigvalsh(covariance) > 0).all()
+    # A window's unit is never sure, however many matches there are: lengths are known to 5 % at best.
+    turned = np.swapaxes(measured[-1].member_from_anchor_rotation, 1, 2)
+    moved = (turned @ measured[-1].member_from_anchor_translation[..., None])[..., 0]
+    along = moved / np.linalg.norm(moved, axis=1, keepdims=True)
+    variance = np.einsum("ni,nij,nj->n", along, covariance[:, 3:, 3:], along)
+    assert (np.sqrt(variance) > 0.05 * np.linalg.norm(moved, axis=1)).all()
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ class NetworkPredictor:
             reading = reading.adjusted(
                 output.matches, output.pairs[:, 2], stream.images, seen_with, self._config.adjustment
             )
-        reading = self._steadied(stream, reading, seen_with)
+        reading = self._steadied(stream, reading, seen_with).loosened()
         members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
         order = np.argsort(members)
         return WindowPrediction(

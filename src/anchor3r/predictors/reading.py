@@ -22,6 +22,11 @@ _SMALLEST_SPREAD = 0.05
 """Scale ratios are never trusted further than this (standard deviation of the logarithm): along a road all
 matches err a little to the same side, which the spread between cells does not show."""
 
+_UNIT_SPREAD = 0.05
+"""Of a window's unit, as a part of it."""
+_BIAS, _BIAS_RAD = 0.01, float(np.radians(0.03))
+"""Of a translation, as a part of it, and of a rotation: errors that all matches of a window share."""
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -91,6 +96,20 @@ class Reading:
             points=points.reshape(self.points.shape).astype(np.float32),
             confidence=confidence.reshape(self.confidence.shape).astype(np.float32),
         )
+
+    def loosened(self) -> Reading:
+        """With what an adjustment cannot see in its covariances: the window's unit, and biases of matches."""
+        if self.covariance is None:
+            return self
+        in_anchor = np.swapaxes(self.rotation, 1, 2) @ self.translation[..., None]
+        covariance = self.covariance.copy()
+        covariance[:, 3:, 3:] += _UNIT_SPREAD**2 * in_anchor @ np.swapaxes(in_anchor, 1, 2)
+        bias = np.concatenate(
+            [np.full((len(in_anchor), 3), _BIAS_RAD), _BIAS * np.linalg.norm(in_anchor, axis=1).repeat(3, 1)],
+            1,
+        )
+        covariance[:, range(6), range(6)] += bias**2
+        return replace(self, covariance=covariance)
 
     def scaled(self, factor: float) -> Reading:
         """The same window in a unit that is `factor` times shorter."""
