@@ -23,11 +23,9 @@ from anchor3r.predictors.places import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.predictors.prediction import Predictor
 from anchor3r.reinsertion import FrameReader, LoopReason, Reinsertion, ReinsertionConfig
 from anchor3r.solving import Solution, solve
-from anchor3r.store import Loop, Map, MapWriter, load_map
+from anchor3r.store import OFFLINE, Loop, Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
-OFFLINE = "offline"
-"""Name of the refined poses."""
 LOOPS_CSV = "loops.csv"
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""

@@ -22,9 +22,8 @@ from anchor3r.geometry import SE3, Pinhole, so3_exp
 from anchor3r.mapping import Mapper
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
-from anchor3r.refinement import OFFLINE
 from anchor3r.sources import Frame, Source
-from anchor3r.store import MapWriter, load_map
+from anchor3r.store import OFFLINE, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
 EXACT = MapAndRefine(predictor="ground-truth", window=4)

@@ -60,12 +60,12 @@ def export(
         images: Of colmap and nerfstudio: in full size from the source if it is still at hand, or the map's
             own smaller copies. They are taken as pinhole images: a map knows of no lens distortion.
     """
-    from anchor3r.outputs.selection import Selection, best_poses
-    from anchor3r.store import load_map
+    from anchor3r.outputs.selection import Selection
+    from anchor3r.store import best_poses, load_map
 
     _insist_on_meaning(format, frames, covariance, voxel, max_points)
     with load_map(folder) as source:
-        poses = poses or best_poses(source)
+        poses = poses or best_poses(source.trajectory_names())
         trajectory = _chosen_part(source, poses, component)
         if frames == "keyframes":
             trajectory = trajectory.select(slice(None, None, _keyframe_interval(source)))

@@ -32,13 +32,12 @@ def render(
     """
     from anchor3r.outputs.picture import View, write_picture
     from anchor3r.outputs.scene import scene_of
-    from anchor3r.outputs.selection import best_poses
-    from anchor3r.store import load_map
+    from anchor3r.store import best_poses, load_map
 
     if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):
         raise Anchor3RError(f"--size must lie between {MIN_SIDE} and {MAX_SIDE}, not {size[0]} {size[1]}")
     with load_map(folder) as source:
-        poses = poses or best_poses(source)
+        poses = poses or best_poses(source.trajectory_names())
         scene = scene_of(source, poses, min_confidence=confidence)
         write_picture(out, scene, view=View(view), size=size)
     print(f"{out}: {len(scene.points)} points of {folder} ({poses} poses)")

@@ -25,11 +25,10 @@ def report(
         poses: online or offline; offline if the map was refined.
     """
     from anchor3r.outputs.report import write_report
-    from anchor3r.outputs.selection import best_poses
-    from anchor3r.store import load_map
+    from anchor3r.store import best_poses, load_map
 
     with load_map(folder) as source:
-        poses = poses or best_poses(source)
+        poses = poses or best_poses(source.trajectory_names())
         notice = NOT_A_RECONSTRUCTION if source.meta.get("ground_truth_predictor") else ""
         warnings = write_report(out, source, poses, notice=notice)
     print(f"{out}: a page about {folder} ({poses} poses), {len(warnings)} warnings")

@@ -7,18 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from anchor3r.outputs.pointcloud import Cloud, drawn_by_lot, map_clouds, voxel_downsampled
-from anchor3r.store import ONLINE, Map
+from anchor3r.store import Map
 from anchor3r.trajectory import Trajectory
 
 POINT_BUDGET = 1_000_000
 """Points, unless told otherwise, of exports that their readers load as a whole."""
-OFFLINE = "offline"
-"""Name that a refinement gives its poses."""
-
-
-def best_poses(source: Map) -> str:
-    """The refined poses of a map, or the online ones if it was not refined."""
-    return OFFLINE if OFFLINE in source.trajectory_names() else ONLINE
 
 
 @dataclass(frozen=True, kw_only=True)

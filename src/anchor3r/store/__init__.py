@@ -2,10 +2,11 @@
 
 from anchor3r.store.pointmaps import PointMap
 from anchor3r.store.reader import Counts, FrameTable, Map, Runtime, load_map
-from anchor3r.store.rows import ONLINE, Loop
+from anchor3r.store.rows import OFFLINE, ONLINE, Loop, best_poses
 from anchor3r.store.writer import MapWriter, StoreConfig
 
 __all__ = [
+    "OFFLINE",
     "ONLINE",
     "Counts",
     "FrameTable",
@@ -15,5 +16,6 @@ __all__ = [
     "PointMap",
     "Runtime",
     "StoreConfig",
+    "best_poses",
     "load_map",
 ]

@@ -22,6 +22,8 @@ from anchor3r.trajectory import FramePose
 
 ONLINE = "online"
 """Name of the poses that the mapper itself found."""
+OFFLINE = "offline"
+"""Name that a refinement gives its poses."""
 POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
@@ -34,6 +36,11 @@ _REPLAYED: dict[str, dict[str, np.dtype | None]] = {
     "poses": {"component": None, "pose": np.dtype("<f8")},
     "edge_groups": {"edges": EDGE},
 }
+
+
+def best_poses(names: Iterable[str]) -> str:
+    """Of a map's poses the refined ones, or the online ones if it was not refined."""
+    return OFFLINE if OFFLINE in names else ONLINE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -174,11 +173,6 @@ class MapContents:
         lens = kept.intrinsics
         fov_rad = _UNKNOWN_FOV_RAD if lens is None else 2 * float(np.arctan(lens.height / 2 / lens.fy))
         return Camera(fov_rad, width / height, thumbnail)
-
-
-def best_poses(names: Iterable[str]) -> str:
-    """Of a map's trajectories, a refined one if there is any."""
-    return max(names, key=lambda name: (name != ONLINE, name == "offline"), default=ONLINE)
 
 
 def uncertainty(poses: Trajectory) -> NDArray[np.float64]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import viser
 
-from anchor3r.store import ONLINE
-from anchor3r.viewer.contents import MapContents, best_poses
+from anchor3r.store import ONLINE, best_poses
+from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.scene import MAX_POINTS, ViewSettings
 
 _PLAY_STEPS = 150

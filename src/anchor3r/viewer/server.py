@@ -17,9 +17,10 @@ import viser
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.store import best_poses
 from anchor3r.viewer import cameras, colours
 from anchor3r.viewer.cameras import Viewpoint
-from anchor3r.viewer.contents import MapContents, best_poses
+from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.panel import Panel
 from anchor3r.viewer.scene import MapScene, ViewSettings
 
