@@ -1,10 +1,11 @@
-"""The feature predictor on real and synthetic video: accuracy online, speed on one core, memory.
+"""The feature predictor against its goals: accuracy online and offline beside the paper's rows, and speed.
 
-Maps each sequence with the streaming mapper and nothing else (no loops, no refinement). ATE is the RMSE of
-the camera centres after Sim(3) alignment; speed is frames by CPU seconds of the predictor, one thread,
-compilation excluded. Prints a table and writes features.json.
+Data sets that are at hand and procedural worlds are mapped, refined and scored as `anchor3r evaluate` does.
+Speed is frames by CPU seconds of the predictor alone, one thread, compilation and decoding excluded. Prints
+tables and writes features.json; sequences that were finished in an earlier run into the same folder are read
+back.
 
-    python benchmarks/features.py kitti:ROOT/00 7scenes:DIR "world:101?motion=driving&width=320&height=240"
+    python benchmarks/features.py --kitti ROOT --seven-scenes ROOT
 """
 
 from __future__ import annotations
@@ -14,124 +15,127 @@ import os
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[_variable] = "1"  # before numerical libraries are loaded
 
-import argparse
 import json
 import resource
 import time
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import tyro
 
-from anchor3r.geometry import umeyama
-from anchor3r.mapping import Mapper
+from anchor3r.evaluation.benchmarks import BENCHMARKS, Benchmark
+from anchor3r.evaluation.benchmarks.worlds import Worlds
+from anchor3r.evaluation.mapped import MapAndRefine
+from anchor3r.evaluation.results import Results, SequenceResult
+from anchor3r.evaluation.runner import run_benchmark
+from anchor3r.evaluation.tables import run_tables
 from anchor3r.predictors.features.predictor import FeaturesPredictor
-from anchor3r.predictors.prediction import WindowPrediction
 from anchor3r.sources import open_source
-from anchor3r.sources.frame import Frame
 
 _WARM_UP_FRAMES = 40
+_KITTI, _SEVEN_SCENES = "00", "redkitchen"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One sequence."""
+class Figure:
+    """One line of the table of goals."""
 
-    source: str
-    frames: int
-    posed: int
-    components: int
-    lost: int
-    path_m: float
-    ate_m: float
-    frames_per_cpu_second: float
-    focal_px: float
-    focal_sigma_px: float
-    """of the working image, as estimated at the end"""
-    radial: tuple[float, float]
-    resident_mb: float
+    what: str
+    goal: str
+    measured: float
+    reached: bool
+    note: str = ""
 
 
-class _Timed(FeaturesPredictor):
-    """Counts the CPU seconds of its own steps: decoding images is not its business."""
+def main(
+    out: Path = Path("out/features"),
+    kitti: Path | None = None,
+    seven_scenes: Path | None = None,
+    seeds: tuple[int, ...] = tuple(range(101, 121)),
+    speed_frames: int = 400,
+) -> None:
+    """Measures what there is data for.
 
-    cpu_seconds = 0.0
+    Args:
+        out: Folder for features.json and, below it, everything that `anchor3r evaluate` leaves.
+        kitti: Root of KITTI odometry, of which sequence 00 is run.
+        seven_scenes: Root of 7-Scenes, of which redkitchen is run.
+        seeds: Worlds; none to leave them out.
+        speed_frames: Frames of KITTI that speed is measured on.
+    """
+    figures: list[Figure] = []
+    if kitti is not None:
+        ran = _run(BENCHMARKS["kitti"], kitti, out / "kitti", [_KITTI])
+        print(run_tables([ran], ["ate_rmse_m"]), "\n")
+        figures += _ate_figures(ran, _KITTI, {"online": 6.0, "offline": 3.5})
+        figures.append(_speed(f"kitti:{kitti / _KITTI}", speed_frames))
+    if seven_scenes is not None:
+        ran = _run(BENCHMARKS["7scenes"], seven_scenes, out / "7scenes", [_SEVEN_SCENES])
+        print(run_tables([ran], BENCHMARKS["7scenes"].protocol.metrics), "\n")
+        figures += _ate_figures(ran, _SEVEN_SCENES, {"offline": 0.04})
+    for part, goal in (("driving", 0.5), ("handheld", 1.0)) if seeds else ():
+        names = [f"{part}-{seed}" for seed in seeds]
+        figures.append(_world_figure(part, goal, _run(Worlds(), Path(), out / part, names)))
+    print("| | goal | measured | |\n|---|---|---|---|")
+    for figure in figures:
+        mark = "**" if figure.reached else ""
+        print(f"| {figure.what} | {figure.goal} | {mark}{figure.measured:.3g}{mark} | {figure.note} |")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "features.json").write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
 
-    def step(self, frame: Frame) -> WindowPrediction:
-        start = time.process_time()
-        prediction = super().step(frame)
-        self.cpu_seconds += time.process_time() - start
-        return prediction
 
+def _run(benchmark: Benchmark, root: Path, out: Path, names: Sequence[str]) -> Results:
+    is_world = isinstance(benchmark, Worlds)  # judged online, and short: no loops to close
 
-def measure(uri: str, num_frames: int | None, unknown_intrinsics: bool) -> Row:
-    predictor = _Timed()
-    mapper = Mapper(predictor)
-    statuses: Counter[str] = Counter()
-    found, truth, components = {}, {}, {}
-    for frame in open_source(uri, stop=num_frames).frames():
-        if frame.camera_from_world is None:
-            raise SystemExit(f"{uri} has no ground truth")
-        truth[frame.index] = frame.camera_from_world.center()
-        if unknown_intrinsics:
-            frame = Frame(index=frame.index, timestamp_s=frame.timestamp_s, image=frame.image)
-        update = mapper.step(frame)
-        statuses[update.status] += 1
-        for pose in (*update.late_poses, *([update.pose] if update.pose else [])):
-            found.setdefault(pose.frame, pose.center)
-            components.setdefault(pose.frame, pose.component)
-    posed = sorted(found)
-    estimate, target = np.array([found[k] for k in posed]), np.array([truth[k] for k in posed])
-    error = umeyama(estimate, target).apply(estimate) - target
-    centers = np.array([truth[k] for k in sorted(truth)])
-    mean, sigma = predictor.calibration
-    return Row(
-        source=uri,
-        frames=len(truth),
-        posed=len(posed),
-        components=len(set(components.values())),
-        lost=statuses["lost"],
-        path_m=float(np.linalg.norm(np.diff(centers, axis=0), axis=1).sum()),
-        ate_m=float(np.sqrt(np.mean(np.sum(error**2, axis=1)))),
-        frames_per_cpu_second=len(truth) / predictor.cpu_seconds,
-        focal_px=float(np.exp(mean[0])),
-        focal_sigma_px=float(np.exp(mean[0]) * sigma[0]),
-        radial=(float(mean[3]), float(mean[4])),
-        resident_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    def finished(name: str, result: SequenceResult) -> None:
+        ate = {variant: found.get("ate_rmse_m") for variant, found in result.variants.items()}
+        print(f"{name}: {ate}", flush=True)
+
+    method = MapAndRefine(predictor="features", offline=not is_world)
+    return run_benchmark(
+        benchmark, root, out, method, sequences=names, keep_maps=not is_world, finished=finished
     )
 
 
-def _line(row: Row) -> str:
-    name = row.source if len(row.source) <= 44 else f"{row.source[:22]}…{row.source[-21:]}"
-    counts = f"{name:44} {row.frames:6} {row.posed:6} {row.lost:5}"
-    accuracy = f"{row.path_m:8.2f} {row.ate_m:8.4f} {100 * row.ate_m / row.path_m:6.3f}"
-    camera = f"{row.focal_px:.1f}±{row.focal_sigma_px:.1f} px, {row.radial[0]:.4f} {row.radial[1]:.4f}"
-    return f"{counts} {accuracy} {row.frames_per_cpu_second:6.1f}  {camera}, {row.resident_mb:.0f} MB"
+def _ate_figures(ran: Results, name: str, goals: dict[str, float]) -> list[Figure]:
+    rows, count = ran.rows("ate_rmse_m"), ran.sequences[name].num_frames
+    figures = []
+    for variant, goal in goals.items():
+        found = rows[variant][name]
+        ate_m = float("inf") if found is None else found
+        what = f"{ran.benchmark} {name}, {count} frames, {variant} ATE (m)"
+        figures.append(Figure(what, f"≤ {goal:g}", ate_m, ate_m <= goal))
+    return figures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("sources", nargs="+", help="anything with ground truth that `anchor3r map` takes")
-    parser.add_argument("--frames", type=int, help="take only so many frames of each")
-    parser.add_argument("--unknown-intrinsics", action="store_true", help="hide the intrinsics")
-    parser.add_argument("--out", type=Path, default=Path("out/features"))
-    arguments = parser.parse_args()
-    warm_up = FeaturesPredictor()
-    for frame in islice(open_source(arguments.sources[0]).frames(), _WARM_UP_FRAMES):
-        warm_up.step(frame)
-    print(f"{'source':44} frames  posed  lost   path m    ATE m      %    fps  focal, radial, memory")
-    rows = []
-    for uri in arguments.sources:
-        row = measure(uri, arguments.frames, arguments.unknown_intrinsics)
-        rows.append(row)
-        print(_line(row), flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "features.json").write_text(json.dumps([asdict(row) for row in rows], indent=2))
+def _world_figure(part: str, goal: float, ran: Results) -> Figure:
+    """The median over worlds; how many of them reach the goal themselves, and what is missing."""
+    found = ran.rows("ate_percent")["online"].values()
+    percent = np.array([np.inf if value is None else value for value in found])
+    coverage = [value or 0.0 for value in ran.rows("coverage")["online"].values()]
+    note = f"{np.sum(percent <= goal)} of {len(percent)} worlds, worst {percent.max():.3g} %"
+    note += f"; least part of frames with a pose {min(coverage):.3g}"
+    median = float(np.median(percent))
+    return Figure(f"worlds, {part}, online ATE (% of path)", f"≤ {goal:g}", median, median <= goal, note)
+
+
+def _speed(uri: str, num_frames: int) -> Figure:
+    predictor, cpu_s = FeaturesPredictor(), 0.0
+    with open_source(uri) as source:
+        for frame in islice(source.frames(), _WARM_UP_FRAMES):
+            predictor.step(frame)
+        predictor.reset()
+        for frame in islice(source.frames(), num_frames):
+            started = time.process_time()
+            predictor.step(frame)
+            cpu_s += time.process_time() - started
+    rate, size = num_frames / cpu_s, f"{frame.image.shape[1]}×{frame.image.shape[0]}"
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return Figure(f"frames per CPU second, {size}", "≥ 25", rate, rate >= 25, f"{peak_mb:.0f} MB at most")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -110,9 +110,9 @@ def main(out: Path | None = None, frames: int = 20_000, budget: int = GOAL_POINT
         print(f"{frames} frames with {CAMERA.width} × {CAMERA.height} points each, {size_mib:.0f} MiB")
         rows = {name: opened(folder, budget) for name in ("first time", "cached")}
     heads = ("open s", "CPU s", "points", "all s", "CPU s", "points", "peak MiB")
-    print(" " * 10 + "".join(f"{head:>11}" for head in heads))
+    print(" " * 10 + "".join(f"{head:>13}" for head in heads))
     for name, row in rows.items():
-        print(f"{name:10}" + "".join(f"{value:11,.1f}" for value in row.values()))
+        print(f"{name:10}" + "".join(f"{value:13,.1f}" for value in row.values()))
     reached = all(
         row["open_cpu_s"] < GOAL_S and row["peak_mib"] < GOAL_MIB and row["points"] <= GOAL_POINTS
         for row in rows.values()

@@ -257,6 +257,30 @@ def test_ctrl_c_leaves_a_map_that_says_how_to_go_on(tmp_path: Path, sequence: st
         assert made.num_frames == 400
 
 
+def run_unread(*command: object) -> tuple[int, bytes]:
+    """Exit code and errors of a command whose reader has gone, as `head` does when it has seen enough."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "anchor3r", *map(str, command)]
+    ended = subprocess.run(words, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    return ended.returncode, ended.stderr
+
+
+def test_a_map_is_whole_though_nobody_reads_what_it_says(tmp_path: Path, sequence: str) -> None:
+    command = ("map", sequence, "--predictor", NOISY, "--stop", 20, "--out", tmp_path / "m")
+    assert run_unread(*command) == (141, b"")
+    with load_map(tmp_path / "m") as made:
+        assert made.num_frames == 20
+
+
+def test_words_that_nobody_reads_end_quietly() -> None:
+    assert run_unread("--help") == (141, b"")
+    code, errors = run_unread("map", "--help")
+    assert code != 0
+    assert errors == b""
+
+
 def test_a_world_as_files_is_the_world_that_is_mapped_without_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

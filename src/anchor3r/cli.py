@@ -1,10 +1,12 @@
 """The command line: `anchor3r COMMAND …`. A command is one typed function in `commands`, read by tyro.
 
-Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C.
+Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C, 141 the
+output is no longer read.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -30,7 +32,26 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+        print(end="", flush=True)  # what is still buffered would fail after us, out of reach
+    except BrokenPipeError:
+        # Whoever read has seen enough, as `head` has. A command ends where it cannot print: of `map` that is
+        # its summary, when the map is complete. SIGPIPE would end it at any moment, by any closed socket.
+        _discard_output()
+        return 128 + 13  # what a shell tells of programs that SIGPIPE has ended
+    return code
+
+
+def _discard_output() -> None:
+    """Lets Python's own last flush go nowhere instead of into the broken pipe."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +79,19 @@ class Update:
         if self.pose is None or self.prediction.points_in_anchor is None:
             return None
         return self.pose.to_world(self.prediction.points_in_anchor)
+
+
+def identity_of(source: Source, predictor: Predictor, config: MapperConfig) -> dict[str, Any]:
+    """What a map is made from, as JSON: it is gone on with only if all of this is the same.
+
+    Where the source is cut off does not belong to it: more frames may come.
+    """
+    identity = {
+        "source": source.uri, "start": source.wanted.start, "stride": source.wanted.step,
+        "predictor": predictor.name, "window": predictor.window, "settings": predictor.settings,
+        "mapper": asdict(config),
+    }  # fmt: skip
+    return identity if source.camera is None else identity | {"camera": asdict(source.camera)}
 
 
 class Mapper:

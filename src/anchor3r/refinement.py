@@ -93,7 +93,7 @@ def refine_map(
     clock = _Clock()
     with MapWriter.open(folder) as writer, load_map(folder) as source:
         if not len(source.trajectory()):
-            raise Anchor3RError(f"no frame of {folder} has a pose yet: there is nothing to refine")
+            raise Anchor3RError(f"{source.lack_of_poses()} There is nothing to refine.")
         searched = False
         if config.loops:
             search = _LoopSearch(source, writer, config, read_frame or source.frame, progress, clock)

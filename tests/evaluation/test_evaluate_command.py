@@ -10,6 +10,7 @@ import pytest
 import tyro
 from miniatures import drive
 
+from anchor3r.cli import main
 from anchor3r.commands.evaluate import evaluate
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.trajectory_files import read_trajectory
@@ -129,6 +130,57 @@ def test_bad_trajectories(tmp_path: Path) -> None:
         paths = [tmp_path / name for name in arguments[:2]]
         with pytest.raises(Anchor3RError, match=message):
             command("trajectory", *paths, *arguments[2:])
+
+
+def change_line(path: Path, number: int, line: str) -> None:
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[: number - 1], line, *lines[number:]]))
+
+
+def shorten(path: Path) -> None:
+    path.write_text("\n".join(path.read_text().splitlines()[:6]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (shorten, "poses/03.txt ends at line 6, but"),
+        (lambda path: change_line(path, 3, "nan " * 12), "poses/03.txt, line 3: "),
+        (lambda path: change_line(path, 4, "1.5 0 0 0 0 0 0 1"), "poses/03.txt, line 4: "),
+        (lambda path: change_line(path, 1, "pose,x,y,z"), "poses/03.txt, line 1: "),
+        (Path.unlink, "cannot read"),
+    ],
+    ids=["fewer poses than frames", "nan", "a line of tum", "another format", "none"],
+)
+def test_bad_ground_truth_is_named_by_file_and_line(
+    kitti_miniature: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], None],
+    words: str,
+) -> None:
+    root = kitti_miniature("03", num=8)
+    spoil(root / "poses/03.txt")
+    options = ["--sequences", "03", "--predictor", "ground-truth", "--out", str(tmp_path / "out")]
+    assert main(["evaluate", "kitti", str(root), *options]) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "it shows before anything is mapped"
+
+
+def test_other_time_stamps_are_told_with_both_spans(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    true, stamps = drive(30), np.arange(30) / 10
+    write_tum(tmp_path / "a.tum", stored(true, stamps))
+    write_tum(tmp_path / "later.tum", stored(true, stamps + 1000))
+    change_line(tmp_path / "a.tum", 7, "0.6 nan 0 0 0 0 0 1")
+    assert main(["evaluate", "trajectory", str(tmp_path / "later.tum"), str(tmp_path / "a.tum")]) == 1
+    assert "a.tum, line 7: " in capsys.readouterr().err
+    write_tum(tmp_path / "a.tum", stored(true, stamps))
+    assert main(["evaluate", "trajectory", str(tmp_path / "later.tum"), str(tmp_path / "a.tum")]) == 1
+    said = capsys.readouterr().err
+    assert "later.tum (1000.000 to 1002.900 s)" in said
+    assert "a.tum (0.000 to 2.900 s)" in said
 
 
 def test_kitti_and_compare(

@@ -132,6 +132,38 @@ def test_another_run_is_not_mixed_in(kitti_miniature: Callable[..., Path], tmp_p
         run_benchmark(BENCHMARKS["kitti"], root, out, EXACT, sequences=("00",), max_frames=5)
 
 
+@pytest.mark.parametrize(
+    ("changed", "max_frames", "named"),
+    [({"window": 5}, None, "predictor"), ({"seed": 1}, None, "predictor"), ({}, 5, "stop")],
+)
+def test_an_unfinished_map_of_other_options_is_not_gone_on_with(
+    kitti_miniature: Callable[..., Path], tmp_path: Path, changed: dict, max_frames: int | None, named: str
+) -> None:
+    root, out = kitti_miniature("00", num=8), tmp_path / "out"
+    run_benchmark(BENCHMARKS["kitti"], root, out, EXACT, sequences=("00",))
+    (out / "00/result.json").unlink()
+    with pytest.raises(Anchor3RError, match=f"was made with {named} = "):
+        run_benchmark(
+            BENCHMARKS["kitti"],
+            root,
+            out,
+            replace(EXACT, **changed),
+            sequences=("00",),
+            max_frames=max_frames,
+        )
+
+
+def test_other_weights_under_the_same_name_are_another_run(tmp_path: Path) -> None:
+    weights = tmp_path / "mine.safetensors"
+    weights.write_bytes(b"one")
+    first = MapAndRefine(predictor=str(weights)).config
+    weights.write_bytes(b"other")
+    second = MapAndRefine(predictor=str(weights)).config
+    assert first.pop("weights") != second.pop("weights")
+    assert first == second
+    assert "weights" not in MapAndRefine(predictor="features").config
+
+
 def test_several_at_once(kitti_miniature: Callable[..., Path], tmp_path: Path) -> None:
     root = kitti_miniature("00", "03", num=8)
     seen: list[str] = []

@@ -20,7 +20,7 @@ def street_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven exact frames of 64×48 pixels, made without any noise."""
     folder = tmp_path_factory.mktemp("street") / "map"
     with open_source(f"world:5?width=64&height=48&motion=driving&frames={NUM_FRAMES}") as world:
-        make_map(world, GroundTruthPredictor(), folder, cut={"start": 0, "stride": 1})
+        make_map(world, GroundTruthPredictor(), folder)
     return folder
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -103,6 +105,49 @@ def test_pycolmap_reads_a_model_whose_points_reproject(tmp_path: Path, street: M
     assert expected is not None
     # Half a pixel: COLMAP counts from the corner of the image.
     assert_allclose(model.camera(1).params, [expected.fx, expected.fy, expected.cx + 0.5, expected.cy + 0.5])
+
+
+@pytest.fixture
+def self_calibrated(tmp_path: Path, street_folder: Path) -> Path:
+    """Five frames were mapped, and their depths made into points, with a focal length that is 30 % off."""
+    folder = Path(shutil.copytree(street_folder, tmp_path / "map"))
+    database = sqlite3.connect(folder / "map.sqlite")
+    with database:
+        for table, column in (("frames", "intrinsics"), ("points", "camera")):
+            rows = database.execute(f"SELECT frame, {column} FROM {table} WHERE frame < 5").fetchall()
+            for frame, text in rows:
+                fx, fy, *rest = json.loads(text)
+                wrong = json.dumps([1.3 * fx, 1.3 * fy, *rest])
+                database.execute(f"UPDATE {table} SET {column} = ? WHERE frame = ?", (wrong, frame))
+    database.close()
+    return folder
+
+
+def test_a_colmap_model_has_one_camera_though_it_became_known_on_the_way(
+    tmp_path: Path, self_calibrated: Path, street_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {}
+    for name, folder, cameras in (
+        ("one", self_calibrated, "one"), ("each", self_calibrated, "each"), ("true", street_folder, "one"),
+    ):  # fmt: skip
+        assert export(folder, "colmap", tmp_path / name, "--max-points", 3000, "--cameras", cameras) == 0
+        models[name] = pycolmap.Reconstruction(tmp_path / name / "sparse" / "0")
+    assert [model.num_cameras() for model in models.values()] == [1, 2, 1]
+    assert_array_equal(models["one"].camera(1).params, models["true"].camera(1).params)
+    errors = {name: model.compute_mean_reprojection_error() for name, model in models.items()}
+    assert errors["one"] == pytest.approx(errors["true"], rel=0.02)
+    assert capsys.readouterr().err.count("30% off the final one; for a more exact model map again with") == 1
+
+
+def test_a_nerfstudio_cloud_is_that_of_its_one_camera(
+    tmp_path: Path, self_calibrated: Path, street_folder: Path
+) -> None:
+    for name, folder in (("one", self_calibrated), ("true", street_folder)):
+        assert export(folder, "nerfstudio", tmp_path / name, "--max-points", 3000) == 0
+    texts = [(tmp_path / name / "transforms.json").read_text() for name in ("one", "true")]
+    assert texts[0] == texts[1]
+    points = [trimesh.load(tmp_path / name / "sparse_pc.ply").vertices for name in ("one", "true")]
+    assert_allclose(points[0], points[1], atol=1e-3 * np.ptp(points[1]))
 
 
 def test_tracks_join_frames_that_truly_see_the_same_point(tmp_path: Path, street: Map) -> None:

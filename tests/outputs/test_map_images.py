@@ -9,11 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
 
+from anchor3r.commands.map import make_map
 from anchor3r.errors import Anchor3RError
-from anchor3r.outputs.images import estimated_camera, open_images
-from anchor3r.sources import open_source
+from anchor3r.outputs.cameras import estimated_camera
+from anchor3r.outputs.images import open_images
+from anchor3r.predictors.ground_truth import GroundTruthPredictor
+from anchor3r.sources import StatedCamera, open_source
 from anchor3r.store import Map, load_map
+from toy_source import write_toy_sequence
 
 
 @pytest.fixture
@@ -44,6 +49,25 @@ def test_images_are_those_of_the_source_while_it_is_there(street: Map, copied: P
     with load_map(copied) as moved, open_images(moved, 0, prefer_source=True) as images:
         assert images.original is None
         assert_array_equal(images.image(4), moved.image(4))
+
+
+def test_a_stated_lens_is_taken_out_of_the_images_in_full_size(tmp_path: Path) -> None:
+    uri = write_toy_sequence(tmp_path / "seq", 3)
+    coarse, size = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8), (1000, 750)
+    for path in (tmp_path / "seq").glob("*.color.png"):
+        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
+        path.with_name(path.name.replace("color", "depth")).unlink()
+    lens = StatedCamera(intrinsics=(700, 700, 500, 375), distortion=(-0.3, 0.1))
+    with open_source(uri, camera=lens) as source:
+        straight = source.read(1).image
+        make_map(source, GroundTruthPredictor(), tmp_path / "map")
+    with open_source(uri) as source:
+        assert np.abs(source.read(1).image.astype(int) - straight).mean() > 10, "the lens bends"
+    with load_map(tmp_path / "map") as made, open_images(made, 0, prefer_source=True) as images:
+        assert made.image(1).shape == (480, 640, 3)
+        assert_array_equal(images.image(1), straight)
+        _, camera = images.save([1], tmp_path / "images")[1]
+        assert (camera.fx, camera.width, camera.height) == (700, 1000, 750)
 
 
 def test_without_images_and_source_there_is_nothing_to_write(copied: Path) -> None:

@@ -108,7 +108,7 @@ def test_bad_input_is_explained(
     database.close()
     (tmp_path / "file").write_text("no folder")
     problems = {
-        (tmp_path / "empty", tmp_path / "r.html"): "nothing to report",
+        (tmp_path / "empty", tmp_path / "r.html"): "There is nothing to report",
         (newer, tmp_path / "r.html"): "a map of format 99",
         (tmp_path / "nowhere", tmp_path / "r.html"): "holds no map",
         (street_folder, tmp_path / "file" / "r.html"): "cannot write",

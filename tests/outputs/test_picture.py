@@ -117,7 +117,7 @@ def test_the_command_draws_and_says_what_it_cannot(
     problems = {
         (*command, "--size", "10", "10"): "--size must lie between",
         (*command, "--poses", "offline"): "no 'offline' poses",
-        ("render", str(tmp_path / "empty"), "--out", str(tmp_path / "e.png")): "nothing to draw",
+        ("render", str(tmp_path / "empty"), "--out", str(tmp_path / "e.png")): "There is nothing to draw",
         ("render", str(street_folder), "--out", str(tmp_path / "file" / "m.png")): "cannot write",
     }
     for arguments, words in problems.items():

@@ -278,4 +278,6 @@ def test_configs_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match="window"):
         FeaturesConfig(window=2)
     with pytest.raises(ValueError, match="free_keyframes"):
-        FeaturesConfig(free_keyframes=16)
+        FeaturesConfig(free_keyframes=FeaturesConfig().memory)
+    with pytest.raises(ValueError, match="min_side"):
+        FeaturesConfig(min_side=900)

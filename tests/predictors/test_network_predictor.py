@@ -8,7 +8,7 @@ import torch
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
-from anchor3r.model.checkpoints import save_checkpoint
+from anchor3r.model.checkpoints import file_digest, save_checkpoint
 from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
 from anchor3r.model.network import Anchor3RNetwork
 from anchor3r.predictors.network import NetworkPredictor, NetworkPredictorConfig, network_size
@@ -126,6 +126,7 @@ def test_checkpoints_load_or_say_why_not(tmp_path: Path) -> None:
     loaded = NetworkPredictor.load(path)
     assert loaded.window == 4
     assert loaded.name == "network:mine"
+    assert loaded.settings["weights"] == file_digest(path)
     with pytest.raises(Anchor3RError, match="windows of 4 frames, not 9"):
         NetworkPredictor.load(path, window=9)
     small = make_network("small")

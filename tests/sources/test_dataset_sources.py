@@ -128,10 +128,10 @@ def test_kitti_poses_that_end_early_are_left_out(tmp_path: Path, caplog: pytest.
         (
             "../../poses/00.txt",
             "1 0 0 0 0 1 0 0 0 0 1 0\n1 0 0 0 0 1 0 0 0 0 2 0",
-            "pose 1 of .* is no rigid motion",
+            "line 2 of .*00.txt is no rigid motion",
         ),
-        ("../../poses/00.txt", "1 0 0 0 0 1 0 0 0 0 -1 0", "pose 0 of .* is no rigid motion"),
-        ("../../poses/00.txt", "1 0 0 inf 0 1 0 0 0 0 1 0", "pose 0 of .* is no rigid motion"),
+        ("../../poses/00.txt", "1 0 0 0 0 1 0 0 0 0 -1 0", "line 1 of .*00.txt is no rigid motion"),
+        ("../../poses/00.txt", "1 0 0 inf 0 1 0 0 0 0 1 0", "line 1 of .*00.txt is no rigid motion"),
         ("../../poses/00.txt", "1 0 0 x 0 1 0 0 0 0 1 0", "line 1 of .* should be 12 numbers"),
     ],
 )
@@ -213,8 +213,8 @@ def test_tum_poses_too_far_in_time_are_none(tmp_path: Path) -> None:
         ("rgb.txt", "now rgb/0.png\n", "line 1 of .*rgb.txt should be 1 numbers"),
         ("depth.txt", "", "depth.txt is no list"),
         ("groundtruth.txt", "1 2 3", "line 1 of .*groundtruth.txt should be 8 numbers"),
-        ("groundtruth.txt", "1 0 0 0 0 0 0 0", "poses that are no rigid motions"),
-        ("groundtruth.txt", "1 0 0 inf 0 0 0 1", "poses that are no rigid motions"),
+        ("groundtruth.txt", "# t x y z q\n1 0 0 0 0 0 0 0", "line 2 of .*groundtruth.txt is no rigid motion"),
+        ("groundtruth.txt", "1 0 0 inf 0 0 0 1", "line 1 of .*groundtruth.txt is no rigid motion"),
         ("groundtruth.txt", "# empty", "groundtruth.txt is empty"),
     ],
 )

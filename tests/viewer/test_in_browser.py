@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +26,7 @@ from toy_source import write_toy_sequence
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium; 'make browser' installs it")
 pytest.importorskip("viser", reason="the viewer extra is not installed")
 
+SLOW_MAP = Path(__file__).with_name("slow_map.py")
 SCENE = np.s_[160:, :560]
 """Where neither the panel nor a notice hides the scene."""
 ORANGE = np.array([230, 120, 60], np.int16)
@@ -52,11 +55,23 @@ def view(browser: Browser) -> Iterator[Callable[[Path], Page]]:
     assert [server.wait(20) for server in servers] == [0] * len(servers)
 
 
-def anchor3r(*arguments: str) -> subprocess.Popen[str]:
+def anchor3r(*arguments: str, program: Sequence[str] = ("-m", "anchor3r")) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "anchor3r", *arguments],
+        [sys.executable, *program, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": str(SLOW_MAP.parents[1])},
     )  # fmt: skip
+
+
+@contextmanager
+def ending(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Whatever goes wrong, the process does not outlive the test; nor does the viewer that it has started."""
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
 
 
 def address(line: str) -> str:
@@ -73,6 +88,17 @@ def num_points(page: Page) -> int:
     """As the panel tells; 0 while it does not."""
     told = re.search(r"([\d,]+) points shown", page.text)
     return int(told[1].replace(",", "")) if told else 0
+
+
+def num_frames(page: Page) -> int:
+    """As the panel tells; 0 while it does not."""
+    told = re.search(r"([\d,]+)(?: of [\d,]+)? frames", page.text)
+    return int(told[1].replace(",", "")) if told else 0
+
+
+def num_stored(folder: Path) -> int:
+    with load_map(folder) as made:
+        return made.num_frames
 
 
 def shown(page: Page) -> NDArray[np.uint8]:
@@ -195,16 +221,45 @@ def test_two_clients_see_the_map_grow_and_being_refined(
 
 
 def test_the_mapper_goes_on_when_a_client_leaves(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "map"
+    command = ("map", "slow:100000", "--predictor", "ground-truth", "--out", str(folder), "--view")
+    with ending(anchor3r(*command, program=[str(SLOW_MAP)])) as mapper:
+        assert mapper.stderr is not None
+        url = address(next(line for line in mapper.stderr if "http://" in line))
+        page = browser.open(url)
+        eventually("one client sees points", lambda: num_points(page) > 0)
+        other = browser.open(url)
+        eventually("and another", lambda: num_points(other) > 0)
+        page.close()
+        stored, seen = num_stored(folder), num_frames(other)
+        assert mapper.poll() is None
+        eventually("frames are still written", lambda: num_stored(folder) > stored + 20)
+        eventually("and seen by who stays", lambda: num_frames(other) > max(stored, seen) + 20)
+        other.close()
+        stored = num_stored(folder)
+        eventually("also when nobody looks", lambda: num_stored(folder) > stored + 20)
+        late = browser.open(url)
+        eventually("and a new client sees them", lambda: num_frames(late) > stored + 20)
+        assert not late.problems
+        late.close()
+        mapper.send_signal(signal.SIGINT)
+        said = mapper.stderr.read()
+        assert mapper.wait(20) == 130
+    assert "--resume goes on with it" in said
+    assert "Traceback" not in said
+
+
+def test_the_page_stays_when_the_map_is_done(browser: Browser, tmp_path: Path) -> None:
     source = write_toy_sequence(tmp_path / "toy", 40)
     arguments = ("--predictor", "ground-truth", "--out", str(tmp_path / "map"), "--view")
-    with anchor3r("map", source, *arguments) as mapper:
+    with ending(anchor3r("map", source, *arguments)) as mapper:
         assert mapper.stderr is not None
         page = browser.open(address(next(line for line in mapper.stderr if "http://" in line)))
-        shown(page)
-        page.close()
         assert mapper.stdout is not None
         assert "40 of 40 frames" in mapper.stdout.readline()
-        assert mapper.poll() is None, "the page stays when the map is done"
+        shown(page)
+        assert mapper.poll() is None
+        page.close()
         mapper.send_signal(signal.SIGINT)
         assert mapper.wait(20) == 0
 

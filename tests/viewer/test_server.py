@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from street import record_street
 
 from anchor3r.cli import main
 from anchor3r.errors import Anchor3RError
@@ -44,6 +45,27 @@ def test_a_host_of_another_machine_is_refused() -> None:
         serving.free_port("203.0.113.1", 8080)
 
 
+def test_new_clients_look_at_the_map_as_it_has_become(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_POLL_S", 0.0)
+    with MapWriter.create(tmp_path / "map") as store, MapContents(tmp_path / "map") as contents:
+        record_street(store, range(4))
+        server = serving.MapServer(contents, "127.0.0.1", 8400)
+        looked_at = []
+        for more in (range(4, 6), range(6, 60)):
+            while server.step():
+                pass
+            looked_at.append(server._server.initial_camera.look_at[2])
+            record_street(store, more)
+        while server.step():
+            pass
+        looked_at.append(server._server.initial_camera.look_at[2])
+        server.close()
+    assert looked_at[0] == looked_at[1] < 3, "a little growth changes nothing"
+    assert 10 < looked_at[2] < 20, "the middle of a street of 30 m"
+
+
 def test_an_empty_map_has_words(tmp_path: Path) -> None:
     MapWriter.create(tmp_path / "map").close()
     assert "The map is empty so far" in words(tmp_path / "map")
@@ -58,7 +80,7 @@ def test_a_map_that_cannot_be_shown_is_explained(
     tmp_path: Path, spoil: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, said = tmp_path / "map", {
-        "newer": "update anchor3r", "missing": "holds no map", "empty": "has no poses yet",
+        "newer": "update anchor3r", "missing": "holds no map", "empty": "has no online poses yet",
     }  # fmt: skip
     if spoil != "missing":
         MapWriter.create(folder).close()

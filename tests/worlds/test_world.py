@@ -133,6 +133,12 @@ def test_time_runs_at_the_rate_of_the_camera() -> None:
     assert np.allclose(np.diff(world_of(0, motion="handheld").timestamps_s), 1 / 30)
 
 
+def test_a_rug_fits_into_the_smallest_room() -> None:
+    """Seed 479 draws a rug that is larger than its room."""
+    world = make_world(WorldConfig(seed=479, kind="room", motion="handheld", frames=1))
+    assert world.render(0).image.std() > 5
+
+
 def test_overrides_leave_the_other_choices_alone() -> None:
     plain, changed = sample_config(11), sample_config(11, width=64, noise=0.0)
     assert (changed.width, changed.noise) == (64, 0.0)

@@ -32,9 +32,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
     if name == STAND_IN:
         print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
     with open_source(f"world:{seed}?motion=grid&frames={frames}") as world:
-        summary = make_map(
-            world, load_predictor(name), out / "map", cut={"start": 0, "stride": 1}, overwrite=True
-        )
+        summary = make_map(world, load_predictor(name), out / "map", overwrite=True)
     summary["refinement"] = refine_map(out / "map", predictor=lambda: load_predictor(name))
     summary["trajectories"] = evaluate(out)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")

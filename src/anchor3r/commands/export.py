@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
 Format = Literal["tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio"]
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
+_LARGE_CHANGE = 0.05
+"""Of a focal length: more of it shows in poses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectOptions:
+    """Options of the formats that have images and cameras: colmap and nerfstudio."""
+
+    images: Literal["source", "map"] = "source"
+    """In full size from the source if it is still at hand, without the lens distortion that was stated to map
+    it; or the map's own smaller copies."""
+    cameras: Literal["one", "each"] = "one"
+    """One for all images, as the map knew it in the end; or for each image the one it was mapped with."""
+
+
+DEFAULT_PROJECT = ProjectOptions()
 
 
 def export(
@@ -34,7 +51,7 @@ def export(
     confidence: float = 0.0,
     voxel: float | None = None,
     max_points: int | None = None,
-    images: Literal["source", "map"] = "source",
+    project: tyro.conf.OmitArgPrefixes[ProjectOptions] = DEFAULT_PROJECT,
 ) -> None:
     """Hand a map to other programs.
 
@@ -57,8 +74,7 @@ def export(
         voxel: Keep one point for each cube of this side, in the map's unit; every point if not given.
         max_points: Of more points, draw so many by lot; if not given, a million for glb and nerfstudio,
             two hundred thousand for colmap, all for the rest.
-        images: Of colmap and nerfstudio: in full size from the source if it is still at hand, or the map's
-            own smaller copies. They are taken as pinhole images: a map knows of no lens distortion.
+        project: Of colmap and nerfstudio, which have images.
     """
     from anchor3r.outputs.selection import Selection
     from anchor3r.store import best_poses, load_map
@@ -66,17 +82,14 @@ def export(
     _insist_on_meaning(format, frames, covariance, voxel, max_points)
     with load_map(folder) as source:
         poses = poses or best_poses(source.trajectory_names())
-        trajectory = _chosen_part(source, poses, component)
-        if frames == "keyframes":
-            trajectory = trajectory.select(slice(None, None, _keyframe_interval(source)))
         chosen = Selection(
-            source=source, poses=poses, trajectory=trajectory,
+            source=source, poses=poses, trajectory=_chosen_part(source, poses, component, frames),
             min_confidence=confidence, voxel=voxel, max_points=max_points,
         )  # fmt: skip
         if format in _TRAJECTORIES:
             what = _write_trajectory(chosen, out, format, None if frames == "keyframes" else gaps, covariance)
         elif format in _PROJECTS:
-            what = _write_project(chosen, out, format, images)
+            what = _write_project(chosen, out, format, project)
         else:
             what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         print(f"{out}: {what} of {folder} ({poses} poses)")
@@ -98,7 +111,7 @@ def _insist_on_meaning(
         raise Anchor3RError(f"--max-points must be at least 1, not {max_points}")
 
 
-def _chosen_part(source: Map, poses: str, component: int | None) -> Trajectory:
+def _chosen_part(source: Map, poses: str, component: int | None, frames: str) -> Trajectory:
     trajectory = source.trajectory(poses)
     assert trajectory.component is not None
     parts = sorted(set(trajectory.component.tolist()))
@@ -111,11 +124,13 @@ def _chosen_part(source: Map, poses: str, component: int | None) -> Trajectory:
             file=sys.stderr,
         )
     if not len(trajectory):
+        if component is None:
+            raise Anchor3RError(source.lack_of_poses())
         raise Anchor3RError(
-            f"{source.folder} has no {poses} poses"
-            + (f" in component {component}; its components are {parts}" if component is not None else " yet")
+            f"{source.folder} has no {poses} poses in component {component}; its components are {parts}"
         )
-    return trajectory
+    step = _keyframe_interval(source) if frames == "keyframes" else 1
+    return trajectory.select(slice(None, None, step))
 
 
 def _keyframe_interval(source: Map) -> int:
@@ -168,12 +183,30 @@ def _num_written(chosen: Selection, out: Path, format: str) -> int:
     return write(out, chosen.clouds(out.parent), comment=_origin(chosen))
 
 
-def _write_project(chosen: Selection, out: Path, format: str, images: str) -> str:
+def _with_one_camera(chosen: Selection) -> Selection:
+    """Says so if that is far from what the frames were mapped with."""
+    from anchor3r.outputs.cameras import common_camera, largest_change
+
+    camera = common_camera(chosen.source)
+    change = largest_change(chosen.source, chosen.trajectory.frames.tolist(), camera)
+    if change > _LARGE_CHANGE:
+        print(
+            f"anchor3r: the camera became known on the way, some frames had a focal length {change:.0%} off "
+            f"the final one; for a more exact model map again with --intrinsics "
+            f"{camera.fx:.2f},{camera.fy:.2f},{camera.cx:.2f},{camera.cy:.2f}",
+            file=sys.stderr,
+        )
+    return replace(chosen, camera=camera)
+
+
+def _write_project(chosen: Selection, out: Path, format: str, options: ProjectOptions) -> str:
     from anchor3r.outputs.images import open_images
 
+    if options.cameras == "one":
+        chosen = _with_one_camera(chosen)
     trajectory = chosen.trajectory
     first = int(trajectory.frames[0])
-    with open_images(chosen.source, first, prefer_source=images == "source") as pictures:
+    with open_images(chosen.source, first, prefer_source=options.images == "source") as pictures:
         if format == "nerfstudio":
             from anchor3r.outputs.nerfstudio import write_nerfstudio
 

@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -70,23 +71,17 @@ def map_source(
     from anchor3r.predictors.loading import AUTO, AUTO_REASON, load_predictor
     from anchor3r.sources import open_source
 
-    if predictor == "auto":
-        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
+    if predictor == "auto":
+        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
+    how: dict[str, Any] = {"window": window, "seed": seed, "every": every}
     viewer = beside(out) if view else nullcontext()
     with viewer, open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames:
         summary = make_map(
-            frames,
-            load_predictor(predictor, window=window, seed=seed, every=every),
-            out,
-            cut={"start": start, "stride": stride},
-            loaded_as={"name": _absolute(predictor), "window": window, "seed": seed, "every": every},
-            seed=seed,
-            keep_images=keep_images,
-            resume=resume,
-            overwrite=overwrite,
-        )
+            frames, load_predictor(predictor, **how), out, loaded_as={"name": _absolute(predictor), **how},
+            seed=seed, keep_images=keep_images, resume=resume, overwrite=overwrite,
+        )  # fmt: skip
         print(json.dumps(summary) if as_json else _in_words(summary), flush=True)
 
 
@@ -95,7 +90,6 @@ def make_map(
     predictor: Predictor,
     out: Path,
     *,
-    cut: dict[str, int],
     loaded_as: dict[str, Any] | None = None,
     seed: int = 0,
     keep_images: bool = True,
@@ -107,26 +101,22 @@ def make_map(
     loaded_as: arguments of `load_predictor`, by which a refinement finds the same predictor again.
     """
     from anchor3r.graph.online import OnlineConfig
-    from anchor3r.mapping import Mapper, MapperConfig
+    from anchor3r.mapping import Mapper, MapperConfig, identity_of
     from anchor3r.predictors.ground_truth import GroundTruthPredictor
     from anchor3r.store import MapWriter, StoreConfig
 
     invented = isinstance(predictor, GroundTruthPredictor)
     if invented:
-        _insist_on_ground_truth(source, cut["start"])
+        _insist_on_ground_truth(source)
     config = MapperConfig(online=OnlineConfig(seed=seed))
-    identity = {"source": source.uri, **cut, "mapper": asdict(config)}
-    identity |= {"predictor": predictor.name, "window": predictor.window}
-    if source.camera is not None:
-        identity["camera"] = asdict(source.camera)
-    begin = MapWriter.resume if resume else MapWriter.create
-    options: dict[str, Any] = {} if resume else {"overwrite": overwrite}
-    with begin(out, identity, config=StoreConfig(keep_images=keep_images), **options) as store:
+    identity = identity_of(source, predictor, config)
+    begin = MapWriter.resume if resume else partial(MapWriter.create, overwrite=overwrite)
+    with begin(out, identity, config=StoreConfig(keep_images=keep_images)) as store:
         store.write_meta(ground_truth_predictor=invented, num_frames=source.num_frames, versions=_versions())
         if loaded_as is not None:
             store.write_meta(loaded_as=loaded_as)
         started, last_stored = time.monotonic(), store.last_frame
-        num_steps = _stream(Mapper(predictor, store, config), store, source, cut)
+        num_steps = _stream(Mapper(predictor, store, config), store, source)
         seconds = time.monotonic() - started
     return {
         **_summary(out),
@@ -152,14 +142,14 @@ def _absolute(predictor: str) -> str:
     return f"{kind}{colon}{Path(path).resolve()}" if Path(path).is_file() else predictor
 
 
-def _stream(mapper: Mapper, store: MapWriter, source: Source, cut: dict[str, int]) -> int:
+def _stream(mapper: Mapper, store: MapWriter, source: Source) -> int:
     """Maps every frame and returns how many; whatever ends it early, says how to go on."""
-    last_stored, count = store.last_frame, 0
+    last_stored, wanted, count = store.last_frame, source.wanted, 0
     try:
         with progress("mapping", source.num_frames, "frames") as advance:
             for update in mapper.run(source):
                 count += 1
-                done = (update.frame - cut["start"]) // cut["stride"] + 1
+                done = (update.frame - wanted.start) // wanted.step + 1
                 advance(done, "replaying" if update.frame <= last_stored else "mapping")
     except (Anchor3RError, KeyboardInterrupt) as error:
         if store.last_frame < 0:
@@ -172,9 +162,9 @@ def _stream(mapper: Mapper, store: MapWriter, source: Source, cut: dict[str, int
     return count
 
 
-def _insist_on_ground_truth(source: Source, first: int) -> None:
+def _insist_on_ground_truth(source: Source) -> None:
     """What comes out of the ground truth must not pass for a reconstruction of anything else."""
-    if not source.seekable or source.read(first).camera_from_world is None:
+    if not source.seekable or source.read(source.wanted.start).camera_from_world is None:
         raise Anchor3RError(
             f"{source.uri} has no ground truth, which the ground-truth predictor would take its poses from; "
             "choose another --predictor, or a source such as world:7"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -86,23 +86,14 @@ def refine(
 @contextmanager
 def _frames_of(folder: Path) -> Iterator[FrameReader | None]:
     """Where images come from if the map keeps none: its source, if that is still there."""
-    from anchor3r.sources import StatedCamera, open_source
+    from anchor3r.outputs.images import original_source
     from anchor3r.store import load_map
 
-    with load_map(folder) as made:
-        identity = made.meta.get("identity", {})
-        uri = None if made.keeps_images() else identity.get("source")
-    if uri is None:
-        yield None
-        return
-    try:
-        stated = identity.get("camera")
-        source = open_source(uri, camera=None if stated is None else StatedCamera(**stated))
-    except Anchor3RError:
-        yield None  # whether images are needed at all shows later
-        return
-    with source:
-        yield source.read if source.seekable else None
+    with ExitStack() as stack:
+        # Closed before anybody writes: who leaves last tidies up the database, which a reader cannot.
+        with load_map(folder) as made:
+            source = None if made.keeps_images() else stack.enter_context(original_source(made))
+        yield None if source is None else source.read
 
 
 def _predictor_of(folder: Path, name: str | None) -> Callable[[], Predictor]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.graph.online import OnlineConfig
-from anchor3r.mapping import Mapper, MapperConfig
-from anchor3r.predictors.loading import load_predictor
+from anchor3r.mapping import Mapper, MapperConfig, identity_of
+from anchor3r.predictors.loading import load_predictor, weights_file
 from anchor3r.refinement import refine_map
 from anchor3r.sources import Source
 from anchor3r.store import MapWriter, StoreConfig
@@ -33,12 +33,18 @@ class MapAndRefine:
 
     @property
     def config(self) -> dict[str, Any]:
-        return asdict(self)
+        weights = weights_file(self.predictor)
+        if weights is None:
+            return asdict(self)
+        from anchor3r.model.checkpoints import file_digest
+
+        return asdict(self) | {"weights": file_digest(weights)}
 
     def __call__(self, source: Source, folder: Path) -> None:
         predictor = load_predictor(self.predictor, window=self.window, seed=self.seed)
         mapper_config = MapperConfig(online=OnlineConfig(seed=self.seed))
-        identity = {"source": source.uri, "predictor": predictor.name, "mapper": asdict(mapper_config)}
+        # A map of fewer or more frames than are to be scored is another one.
+        identity = identity_of(source, predictor, mapper_config) | {"stop": source.wanted.stop}
         with MapWriter.resume(folder, identity, config=StoreConfig(keep_images=self.offline)) as store:
             for _ in Mapper(predictor, store, mapper_config).run(source):
                 pass

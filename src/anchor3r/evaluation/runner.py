@@ -33,7 +33,7 @@ from anchor3r.evaluation.tables import run_tables
 from anchor3r.outputs.atomic import replacing
 from anchor3r.outputs.trajectories import write_tum
 from anchor3r.sources import Source
-from anchor3r.store import Map, load_map
+from anchor3r.store import ONLINE, Map, load_map
 
 
 class MapFunction(Protocol):
@@ -132,7 +132,7 @@ def score_poses(
     neighbours = neighbour_metrics(stored.graph(), truth)
     variants: dict[str, Metrics] = {}
     scored: dict[str, ScoredTrajectory] = {}
-    for name in stored.trajectory_names():
+    for name in stored.trajectory_names() or [ONLINE]:  # without any pose it has failed, and is told so
         estimate = stored.trajectory(name)
         write_tum(out / f"{name}.tum", estimate)
         found = scored_trajectory(estimate, truth, alignment)

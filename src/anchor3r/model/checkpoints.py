@@ -5,9 +5,11 @@ Nothing read here can run code: safetensors holds numbers alone, and of a pickle
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -59,6 +61,18 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     on_meta = any(tensor.is_meta for tensor in expected.values())
     fitting = {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
     module.load_state_dict(fitting, assign=on_meta)
+
+
+def file_digest(path: Path | str) -> str:
+    """By which a file of weights is known again: another training under the same name has another one."""
+    status = os.stat(path)
+    return _digest(str(path), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _digest(path: str, _size: int, _mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _misfits(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:

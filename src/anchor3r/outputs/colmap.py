@@ -11,6 +11,7 @@ import numpy as np
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.outputs.atomic import replacing_folder
+from anchor3r.outputs.cameras import retaken
 from anchor3r.outputs.images import MapImages
 from anchor3r.outputs.libraries import export_library
 from anchor3r.outputs.selection import Selection
@@ -26,7 +27,7 @@ def write_colmap(out: Path, selection: Selection, images: MapImages) -> int:
     budget = {} if selection.max_points is None else {"max_points": selection.max_points}
     config = TrackConfig(min_confidence=selection.min_confidence, **budget)
     with replacing_folder(out) as folder:
-        saved = images.save(trajectory.frames.tolist(), folder / "images")
+        saved = images.save(trajectory.frames.tolist(), folder / "images", selection.camera)
         tracks = build_tracks(_seen(selection, saved), len(trajectory), config)
         if not len(tracks.points):
             raise Anchor3RError(
@@ -42,8 +43,12 @@ def write_colmap(out: Path, selection: Selection, images: MapImages) -> int:
 def _seen(
     selection: Selection, saved: dict[int, tuple[str, Pinhole]]
 ) -> Iterator[tuple[FramePose, PointMap | None, Pinhole]]:
+    source = selection.source
     for k, frame in enumerate(selection.trajectory.frames.tolist()):
-        yield selection.trajectory.pose(k), selection.source.points(frame), saved[frame][1]
+        camera, point_map = saved[frame][1], source.points(frame)
+        if point_map is not None:
+            point_map = retaken(point_map, source.intrinsics(frame), camera)
+        yield selection.trajectory.pose(k), point_map, camera
 
 
 def reconstruction(trajectory: Trajectory, saved: dict[int, tuple[str, Pinhole]], tracks: Tracks) -> Any:

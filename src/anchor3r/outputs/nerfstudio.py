@@ -24,7 +24,7 @@ def write_nerfstudio(out: Path, selection: Selection, images: MapImages, *, comm
     trajectory = selection.trajectory
     with replacing_folder(out) as folder:
         count = write_ply(folder / CLOUD, selection.clouds(folder), comment=comment)
-        saved = images.save(trajectory.frames.tolist(), folder / "images")
+        saved = images.save(trajectory.frames.tolist(), folder / "images", selection.camera)
         world_from_camera = trajectory.world_from_camera.matrix() @ _OPENCV_FROM_OPENGL
         frames = [
             {"file_path": f"images/{name}", "transform_matrix": matrix.tolist(), **_intrinsics(camera)}

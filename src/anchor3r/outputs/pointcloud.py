@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Pinhole
 from anchor3r.outputs.atomic import replacing
+from anchor3r.outputs.cameras import retaken
 from anchor3r.store import ONLINE, Map
 
 _BITS = 21  # of each grid coordinate in a voxel's key
@@ -71,10 +73,17 @@ class Cloud:
 
 
 def map_clouds(
-    source: Map, *, poses: str = ONLINE, min_confidence: float = 0.0, frames: Iterable[int] | None = None
+    source: Map,
+    *,
+    poses: str = ONLINE,
+    min_confidence: float = 0.0,
+    frames: Iterable[int] | None = None,
+    camera: Pinhole | None = None,
 ) -> Iterator[Cloud]:
-    """The points of every frame in the world of the chosen poses, one frame at a time."""
+    """The points of every frame in the world of the chosen poses, one frame at a time; `retaken` if asked."""
     for pose, point_map in source.iter_points(poses, frames):
+        if camera is not None:
+            point_map = retaken(point_map, source.intrinsics(pose.frame), camera)
         sure = point_map.confidence >= min_confidence
         good = sure & np.isfinite(point_map.points_in_camera).all(-1)
         yield Cloud(

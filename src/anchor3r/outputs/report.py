@@ -81,7 +81,7 @@ def write_report(path: Path | str, source: Map, poses: str, *, notice: str = "")
     """Writes the page about the map with the chosen poses; returns its warnings. `notice` comes first."""
     trajectory = source.trajectory(poses)
     if not len(trajectory):
-        raise Anchor3RError(f"{source.folder} has no {poses} poses yet: there is nothing to report")
+        raise Anchor3RError(f"{source.lack_of_poses()} There is nothing to report.")
     with replacing(path) as file:
         found = _gather(source, poses, trajectory)
         file.write(_page(found, notice).encode())

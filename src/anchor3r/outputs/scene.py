@@ -49,7 +49,7 @@ def scene_of(source: Map, poses: str, *, min_confidence: float = 0.0, max_points
     """The map as the chosen poses have it, the other ones and the ground truth beside them."""
     trajectory = source.trajectory(poses)
     if not len(trajectory):
-        raise Anchor3RError(f"{source.folder} has no {poses} poses yet: there is nothing to draw")
+        raise Anchor3RError(f"{source.lack_of_poses()} There is nothing to draw.")
     up = _up(trajectory)
     # The lot draws points with a flag: whether they are below the camera rides in place of the confidence.
     cloud = drawn_by_lot(_flagged(source, trajectory, poses, up, min_confidence), max_points)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from anchor3r.geometry import Pinhole
 from anchor3r.outputs.pointcloud import Cloud, drawn_by_lot, map_clouds, voxel_downsampled
 from anchor3r.store import Map
 from anchor3r.trajectory import Trajectory
@@ -29,6 +30,8 @@ class Selection:
     """One point for each cube of this side, in the map's unit; None is every point."""
     max_points: int | None = None
     """Of more points, so many are drawn by lot."""
+    camera: Pinhole | None = None
+    """The camera that all frames are to have; None leaves each its own."""
 
     def limited(self) -> Selection:
         """The same with a budget of points, for readers that load them as a whole."""
@@ -36,8 +39,13 @@ class Selection:
 
     def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:
         """The chosen points, batch by batch; `scratch` is where a large voxel grid may spill to."""
-        frames = self.trajectory.frames.tolist()
-        clouds = map_clouds(self.source, poses=self.poses, min_confidence=self.min_confidence, frames=frames)
+        clouds = map_clouds(
+            self.source,
+            poses=self.poses,
+            min_confidence=self.min_confidence,
+            frames=self.trajectory.frames.tolist(),
+            camera=self.camera,
+        )
         if self.voxel is not None:
             clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
         if self.max_points is not None:

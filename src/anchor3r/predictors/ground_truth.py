@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,10 @@ class GroundTruthPredictor:
     @property
     def window(self) -> int:
         return self.config.window
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return asdict(self.config)
 
     def reset(self) -> None:
         self._recent.clear()

@@ -43,6 +43,16 @@ def load_predictor(
     raise Anchor3RError(f"there is no predictor {name!r}, nor a file of that name; there are: {_KNOWN}")
 
 
+def weights_file(name: str) -> Path | None:
+    """What `load_predictor` would read for that name; None for predictors without weights."""
+    name = AUTO if name == "auto" else name
+    kind, _, argument = name.partition(":")
+    if name == "features" or kind == "ground-truth":
+        return None
+    path = TINY_WEIGHTS if name == "tiny" else Path(argument if kind == "vggt" else name)
+    return path if path.is_file() else None
+
+
 def _network(checkpoint: Path, window: int | None) -> Predictor:
     if not checkpoint.is_file():
         raise Anchor3RError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.model.cache import ImageCache
-from anchor3r.model.checkpoints import load_tensors, read_tensors
+from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
 from anchor3r.predictors.images import patch_aligned_size
@@ -55,7 +56,7 @@ class NetworkPredictorConfig:
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
     """How."""
-    unit_sigma: float = 0.1
+    unit_sigma: float = 0.2
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
 
@@ -69,11 +70,13 @@ class NetworkPredictor:
         name: str,
         config: NetworkPredictorConfig | None = None,
         device: torch.device | str | None = None,
+        digest: str | None = None,
     ) -> None:
-        """`device` None is a GPU if there is one."""
+        """`device` None is a GPU if there is one; `digest` is that of the file of weights."""
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._network = network.to(self._device)
         self._name, self._config = name, config or NetworkPredictorConfig()
+        self._digest = digest
         self._stream: _Stream | None = None
         if self._config.compile:
             self._network.compile_parts()
@@ -81,7 +84,8 @@ class NetworkPredictor:
     @staticmethod
     def load(path: Path | str, *, window: int | None = None) -> NetworkPredictor:
         """From one of our checkpoints."""
-        return NetworkPredictor(load_network(path, window=window), name=f"network:{Path(path).stem}")
+        network, digest = load_network(path, window=window), file_digest(path)
+        return NetworkPredictor(network, name=f"network:{Path(path).stem}", digest=digest)
 
     @property
     def name(self) -> str:
@@ -90,6 +94,10 @@ class NetworkPredictor:
     @property
     def window(self) -> int:
         return self._network.config.window
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"weights": self._digest, **asdict(self._config)}
 
     def reset(self) -> None:
         self._stream = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +69,10 @@ class Predictor(Protocol):
     @property
     def window(self) -> int:
         """The largest number of frames in a window, the anchor included."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What else decides its measurements, as JSON: its config, and the digest of its weights."""
 
     def reset(self) -> None:
         """Forgets the stream."""

@@ -1,20 +1,38 @@
-"""Matches made sharper on the images themselves, where the images have the texture for it.
+"""Matches measured on the images themselves, around the places where the geometry expects them.
 
-The network finds a cell of the anchor in another image to a fraction of a pixel; a Lucas–Kanade alignment
-of the small patches around the two places finds the rest. It starts at the network's match and may not leave
-it: what is right, and what is visible at all, stays the network's decision.
+With the poses and depths at hand a member of the window is warped into the anchor; where they are right, the
+two pictures agree. How far a patch around each cell has to be moved for the best agreement, and how firmly
+its texture says so and in which direction, is one linear least-squares step (Lucas–Kanade, the gradient
+taken half from either picture, brightness free). An edge says nothing along itself, so what is known of a
+match is a 2 × 2 matrix, not a number.
+
+Shapes: H × W pixels, h × w cells, P = h w.
 """
 
 from __future__ import annotations
 
 import cv2
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_PATCH = 9  # pixels a side: about two of the network's cells
-_FARTHEST_PX = 2.0
-_CRITERIA = (cv2.TERM_CRITERIA_COUNT | cv2.TERM_CRITERIA_EPS, 10, 0.01)
-_LEAST_TEXTURE = 1e-4  # smaller eigenvalue of the patch's structure, as OpenCV scales it
+from anchor3r.geometry import Pinhole
+
+_PATCH_SIGMA_PX = 2.0
+_FARTHEST_PX = 1.5
+"""One step is good for about this much."""
+_NOISE = 2.0
+"""Grey levels, of a picture that is warped rightly."""
+_MISFIT = 4.0
+"""What is left over after the step counts so many times its square: it has a cause."""
+_DULL = 0.5
+"""Squared gradient, below which a texture is noise."""
+_ALONG_EDGES = 0.05
+"""Part of a patch's strongest texture that is not believed across it: edges are never quite straight."""
+_LEAST_COVER = 0.7
+"""Of a patch, that has to lie inside the member."""
+
+Grey = NDArray[np.float32]
 
 
 def grey(image: NDArray) -> NDArray[np.uint8]:
@@ -22,21 +40,135 @@ def grey(image: NDArray) -> NDArray[np.uint8]:
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
-def sharpen(
-    anchor: NDArray[np.uint8],
-    member: NDArray[np.uint8],
-    cells: NDArray[np.float32],
-    matched: NDArray[np.float32],
-) -> NDArray[np.float32]:
-    """Pixels (P, 2) of the anchor's `cells` (P, 2) in the member, from their matches (P, 2); grey images.
+def reduced(image: NDArray[np.uint8], octaves: int) -> Grey:
+    """The image at 2^-octaves of its size."""
+    small = image.astype(np.float32)
+    for _ in range(octaves):
+        size = (small.shape[1] // 2, small.shape[0] // 2)
+        smooth = cv2.GaussianBlur(small, (5, 5), 0.8)
+        small = np.asarray(cv2.resize(smooth, size, interpolation=cv2.INTER_AREA), np.float32)
+    return small
 
-    A match stays where the alignment fails or goes farther than it was asked to.
+
+def align(
+    anchor: Grey,
+    member: Grey,
+    camera: Pinhole,
+    inverse_depth: NDArray[np.float64],
+    rotation: NDArray[np.float64],
+    translation: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rays (P, 2) of the anchor's cells in the member, and the information (P, 2, 2) on them.
+
+    Both images are of `camera`; inverse_depth is (h, w), the pose member_from_anchor. Inverse depth between
+    cells is interpolated, which is exact on a plane.
     """
-    found, status, _ = cv2.calcOpticalFlowPyrLK(
-        anchor, member, cells[:, None], matched[:, None].copy(),
-        winSize=(_PATCH, _PATCH), maxLevel=0, criteria=_CRITERIA,
-        flags=cv2.OPTFLOW_USE_INITIAL_FLOW, minEigThreshold=_LEAST_TEXTURE,
-    )  # fmt: skip
-    pixel = found[:, 0]
-    near = np.linalg.norm(pixel - matched, axis=1) < _FARTHEST_PX
-    return np.where((near & (status[:, 0] > 0))[:, None], pixel, matched).astype(np.float32)
+    (height, width), cells = anchor.shape, inverse_depth.shape
+    dense = cv2.resize(inverse_depth.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    intrinsics = np.array([camera.fx, camera.fy, camera.cx, camera.cy])
+    expected_x, expected_y = _expected(dense, intrinsics, rotation, translation)
+    warped = cv2.remap(member, expected_x, expected_y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
+    moments = _moments(anchor, np.asarray(warped, np.float32), expected_x, expected_y, *cells)
+    stride = width // cells[1]
+    patches = cv2.GaussianBlur(moments, (5, 5), _PATCH_SIGMA_PX / stride, borderType=cv2.BORDER_REPLICATE)
+    step, information = _solve(np.asarray(patches, np.float64))
+    pixel = _sample(expected_x, expected_y, step)
+    focal, center = intrinsics[:2], intrinsics[2:]
+    return (pixel - center) / focal, information.reshape(-1, 2, 2) * np.outer(focal, focal)
+
+
+def _solve(patches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Steps (h, w, 2) in pixels and information (h, w, 2, 2) from the moments (h, w, 10) of patches."""
+    cover, *means = np.moveaxis(patches, -1, 0)
+    gx, gy, e, gxx, gxy, gyy, gxe, gye, ee = (mean / np.maximum(cover, 1e-3) for mean in means)
+    xx, xy, yy = gxx - gx**2, gxy - gx * gy, gyy - gy**2
+    bx, by, variance = gxe - gx * e, gye - gy * e, ee - e**2
+    determinant = (xx + _DULL) * (yy + _DULL) - xy**2
+    step = np.stack([(yy + _DULL) * bx - xy * by, (xx + _DULL) * by - xy * bx], -1) / determinant[..., None]
+    left_over = np.maximum(variance - bx * step[..., 0] - by * step[..., 1], 0)
+    length = np.linalg.norm(step, axis=-1, keepdims=True)
+    step *= np.minimum(1, _FARTHEST_PX / np.maximum(length, 1e-9))
+    pixels = 4 * np.pi * _PATCH_SIGMA_PX**2 * cover
+    weight = pixels / (_NOISE**2 + _MISFIT * left_over) * (cover > _LEAST_COVER)
+    return step, _without_edges(xx, xy, yy) * weight[..., None, None]
+
+
+def _without_edges(xx: NDArray, xy: NDArray, yy: NDArray) -> NDArray[np.float64]:
+    """(..., 2, 2) symmetric matrices, both eigenvalues lowered by a part of the larger one, to 0 at least."""
+    middle, half = (xx + yy) / 2, (xx - yy) / 2
+    radius = np.sqrt(half**2 + xy**2)
+    loss = _ALONG_EDGES * (middle + radius)
+    larger, smaller = middle + radius - loss, np.maximum(middle - radius - loss, 0)
+    mean, turn = (larger + smaller) / 2, (larger - smaller) / (2 * np.maximum(radius, 1e-12))
+    rows = [np.stack([mean + turn * half, turn * xy], -1), np.stack([turn * xy, mean - turn * half], -1)]
+    return np.stack(rows, -2)
+
+
+@numba.njit(cache=True, nogil=True)
+def _expected(
+    inverse_depth: NDArray, intrinsics: NDArray, rotation: NDArray, translation: NDArray
+) -> tuple[NDArray, NDArray]:
+    """Where each pixel (H, W) of the anchor lies in the member: x and y, (H, W) float32."""
+    height, width = inverse_depth.shape
+    at_x, at_y = np.empty((height, width), np.float32), np.empty((height, width), np.float32)
+    fx, fy, cx, cy = intrinsics
+    r, t = rotation, translation
+    for i in range(height):
+        ray_y = (i - cy) / fy
+        for j in range(width):
+            ray_x, rho = (j - cx) / fx, inverse_depth[i, j]
+            x = r[0, 0] * ray_x + r[0, 1] * ray_y + r[0, 2] + rho * t[0]
+            y = r[1, 0] * ray_x + r[1, 1] * ray_y + r[1, 2] + rho * t[1]
+            z = max(r[2, 0] * ray_x + r[2, 1] * ray_y + r[2, 2] + rho * t[2], 1e-3)
+            at_x[i, j], at_y[i, j] = x / z * fx + cx, y / z * fy + cy
+    return at_x, at_y
+
+
+@numba.njit(cache=True, nogil=True)
+def _moments(
+    anchor: NDArray, warped: NDArray, expected_x: NDArray, expected_y: NDArray, rows: int, columns: int
+) -> NDArray:
+    """(h, w, 10): means over each cell's block, of pixels that lie inside the member, of 1, gx, gy, e, gx²,
+    gx gy, gy², gx e, gy e, e²: the gradient is the mean of both pictures', e their difference."""
+    height, width = anchor.shape
+    stride = width // columns
+    sums = np.zeros((rows, columns, 10), np.float32)
+    for i in range(1, height - 1):
+        for j in range(1, width - 1):
+            x, y = expected_x[i, j], expected_y[i, j]
+            if x < 0 or y < 0 or x > width - 1 or y > height - 1:
+                continue
+            gx = (anchor[i, j + 1] - anchor[i, j - 1] + warped[i, j + 1] - warped[i, j - 1]) / 4
+            gy = (anchor[i + 1, j] - anchor[i - 1, j] + warped[i + 1, j] - warped[i - 1, j]) / 4
+            e = anchor[i, j] - warped[i, j]
+            cell = sums[i // stride, j // stride]
+            cell[0] += 1
+            cell[1] += gx
+            cell[2] += gy
+            cell[3] += e
+            cell[4] += gx * gx
+            cell[5] += gx * gy
+            cell[6] += gy * gy
+            cell[7] += gx * e
+            cell[8] += gy * e
+            cell[9] += e * e
+    return sums / np.float32(stride * stride)
+
+
+@numba.njit(cache=True, nogil=True)
+def _sample(expected_x: NDArray, expected_y: NDArray, step: NDArray) -> NDArray:
+    """(P, 2): the expected pixels at `step` (h, w, 2) from each cell's centre, between four neighbours."""
+    height, width = expected_x.shape
+    rows, columns = step.shape[:2]
+    stride = width // columns
+    pixel = np.empty((rows * columns, 2))
+    for i in range(rows):
+        for j in range(columns):
+            x = min(max(stride * j + (stride - 1) / 2 + step[i, j, 0], 0.0), width - 1.0)
+            y = min(max(stride * i + (stride - 1) / 2 + step[i, j, 1], 0.0), height - 1.0)
+            left, top = min(int(x), width - 2), min(int(y), height - 2)
+            for k, part in enumerate((expected_x, expected_y)):
+                above = part[top, left] + (x - left) * (part[top, left + 1] - part[top, left])
+                below = part[top + 1, left] + (x - left) * (part[top + 1, left + 1] - part[top + 1, left])
+                pixel[i * columns + j, k] = above + (y - top) * (below - above)
+    return pixel

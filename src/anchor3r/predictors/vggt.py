@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.vggt import VGGT, load_vggt
 from anchor3r.predictors.images import fit_to_patches
 from anchor3r.predictors.prediction import Status, WindowPrediction
@@ -111,12 +112,13 @@ class VGGTPredictor:
         *,
         device: torch.device | str | None = None,
         name: str = "vggt",
+        digest: str | None = None,
     ) -> None:
-        """`device` None is a GPU if there is one."""
+        """`device` None is a GPU if there is one; `digest` is that of the file of weights."""
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._model = model.to(self._device).eval()
         self._config = config
-        self._name = name
+        self._name, self._digest = name, digest
         self.reset()
 
     @staticmethod
@@ -124,7 +126,8 @@ class VGGTPredictor:
         path: Path | str, config: VGGTPredictorConfig, *, device: torch.device | str | None = None
     ) -> VGGTPredictor:
         """From a file of weights."""
-        return VGGTPredictor(load_vggt(path), config, device=device, name=f"vggt:{path}")
+        model, digest = load_vggt(path), file_digest(path)
+        return VGGTPredictor(model, config, device=device, name=f"vggt:{path}", digest=digest)
 
     @property
     def name(self) -> str:
@@ -133,6 +136,10 @@ class VGGTPredictor:
     @property
     def window(self) -> int:
         return self._config.window
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"weights": self._digest, **asdict(self._config)}
 
     def reset(self) -> None:
         self._views: deque[_View] = deque(maxlen=self._config.window)

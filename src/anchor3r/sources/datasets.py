@@ -16,7 +16,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.sources.images import ImageSequence, image_paths, is_image, read_depth
 from anchor3r.sources.source import UndecodableFrameError, logger
-from anchor3r.sources.tables import parse_numbers, read_fields, read_table, rigid_motions
+from anchor3r.sources.tables import parse_numbers, read_fields, read_numbered_table, read_table, rigid_motions
 
 KITTI_CAMERAS = (2, 3, 0, 1)
 """In order of preference: colour left and right, grey left and right."""
@@ -83,7 +83,8 @@ class KittiSource(ImageSequence):
         path = next((path for path in candidates if path.is_file()), None)
         if path is None:
             return None
-        world_from_camera_0 = rigid_motions(read_table(path, 12).reshape(-1, 3, 4), path)
+        lines, table = read_numbered_table(path, 12)
+        world_from_camera_0 = rigid_motions(table.reshape(-1, 3, 4), path, lines)
         if len(world_from_camera_0) <= max(self._lines):
             logger.warning("no ground truth: %s ends before the last image", path)
             return None
@@ -171,10 +172,11 @@ def _tum_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
 
 def _tum_poses(path: Path) -> tuple[NDArray[np.float64], SE3]:
     """Times in seconds (n,) and camera_from_world (n,)."""
-    table = read_table(path, 8)
+    lines, table = read_numbered_table(path, 8)
     position, quat_xyzw = table[:, 1:4], table[:, 4:]
-    if not (np.isfinite(table).all() and (np.abs(np.linalg.norm(quat_xyzw, axis=1) - 1) < 0.1).all()):
-        raise Anchor3RError(f"{path} has poses that are no rigid motions; get it again")
+    good = np.isfinite(table).all(1) & (np.abs(np.linalg.norm(quat_xyzw, axis=1) - 1) < 0.1)
+    if not good.all():
+        raise Anchor3RError(f"line {lines[np.argmin(good)]} of {path} is no rigid motion; get it again")
     world_from_camera = SE3(rotation_from_quat(np.roll(quat_xyzw, 1, axis=1)), position)
     return table[:, 0], world_from_camera.inverse()
 

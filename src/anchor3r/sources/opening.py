@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.sources.addresses import without_password
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, is_image, open_images
 from anchor3r.sources.source import Source
@@ -27,7 +28,7 @@ def open_source(
     `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
     `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`. Of its frames, those at start,
     start + stride, … before stop are taken; they keep their own index. `camera` is what is known of it beyond
-    what the source says.
+    what the source says. A password in an address is for the server alone: the source's own uri has none.
     """
     if start < 0 or stride < 1 or (stop is not None and stop <= start):
         raise Anchor3RError(
@@ -39,7 +40,7 @@ def open_source(
         source.camera = camera
         return source
     except OSError as error:
-        what = error.filename or uri
+        what = without_password(str(error.filename or uri))
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
 
 
@@ -50,7 +51,7 @@ def _open(uri: str, wanted: slice) -> Source:
             return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
         # A single letter is a drive.
         if len(scheme) > 1 and scheme.isalnum():
-            raise Anchor3RError(f"unknown kind of source {scheme}: in {uri}; {_KNOWN}")
+            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_password(uri)}; {_KNOWN}")
     return _open_path(uri, wanted)
 
 
@@ -59,7 +60,7 @@ def _open_path(uri: str, wanted: slice) -> Source:
     if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
         return open_images(uri, wanted)
     if not os.path.exists(path):
-        raise Anchor3RError(f"there is no {uri}; check the path ({_KNOWN})")
+        raise Anchor3RError(f"there is no {without_password(uri)}; check the path ({_KNOWN})")
     if is_image(path):
         return open_images(uri, wanted)
     from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
@@ -85,7 +86,7 @@ def _open_camera(uri: str, device: str, wanted: slice) -> Source:
 def _open_url(uri: str, _: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VideoInput, VideoSource
 
-    return VideoSource(wanted, VideoInput(uri=uri, location=uri))
+    return VideoSource(wanted, VideoInput(uri=without_password(uri), location=uri))
 
 
 def _open_world(uri: str, options: str, wanted: slice) -> Source:

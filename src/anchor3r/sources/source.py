@@ -39,17 +39,18 @@ class Source(ABC):
         self.skipped = 0
         """Frames that could not be decoded in the latest iteration."""
         self._length = length
-        self._wanted = range(sys.maxsize if length is None else length)[wanted]
+        self.wanted = range(sys.maxsize if length is None else length)[wanted]
+        """Indices of the frames to take; open-ended where the length is not known."""
         self._size: tuple[int, int] | None = None
         self.camera: StatedCamera | None = None
         """What the user says of the camera."""
-        if not self._wanted:
+        if not self.wanted:
             raise self._beyond_end(length)
 
     @property
     def num_frames(self) -> int | None:
         """How many frames an iteration gives if all can be decoded; None where that is not known."""
-        return None if self._length is None else len(self._wanted)
+        return None if self._length is None else len(self.wanted)
 
     def __iter__(self) -> Iterator[Frame]:
         return self.frames()
@@ -88,14 +89,14 @@ class Source(ABC):
         return f"frame {index} of {self.uri}"
 
     def _checked(self, first: int) -> Generator[Frame, None, None]:
-        wanted = self._wanted[bisect_left(self._wanted, first) :]
+        wanted = self.wanted[bisect_left(self.wanted, first) :]
         delivered = False
         for frame in self._stream(first, wanted):
             delivered = True
             yield self._checked_frame(frame)
-        if delivered or first > self._wanted.start:
+        if delivered or first > self.wanted.start:
             return
-        if self.skipped or not self._wanted.start:
+        if self.skipped or not self.wanted.start:
             raise Anchor3RError(
                 f"no frame of {self.uri} can be decoded ({self.skipped} tried); "
                 "check that it is what its name says and was copied completely"
@@ -125,7 +126,7 @@ class Source(ABC):
     def _beyond_end(self, length: int | None) -> Anchor3RError:
         holds = "ends before that" if length is None else f"has {length} frames"
         return Anchor3RError(
-            f"the first frame wanted of {self.uri} is {self._wanted.start}, but it {holds}; "
+            f"the first frame wanted of {self.uri} is {self.wanted.start}, but it {holds}; "
             "choose a lower --start"
         )
 

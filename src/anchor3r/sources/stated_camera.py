@@ -5,8 +5,10 @@ Images that a lens has bent are straightened as they come, so that everything do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +50,14 @@ class StatedCamera:
             raise Anchor3RError(f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3]]]")
         if self.fisheye and len(self.fisheye) != _FISHEYE_SIZE:
             raise Anchor3RError(f"--fisheye {_text(self.fisheye)} should be the four numbers k1,k2,k3,k4")
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> StatedCamera:
+        """From the fields as JSON gives them back."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+        }
+        return StatedCamera(**fields)
 
     def applied(self, frame: Frame) -> Frame:
         """The frame with this camera, straightened."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,15 @@ def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def read_table(path: Path, num_columns: int) -> NDArray[np.float64]:
     """(n, num_columns) numbers of a file, n >= 1."""
-    rows = [parse_numbers(path, number, fields, num_columns) for number, fields in read_fields(path)]
+    return read_numbered_table(path, num_columns)[1]
+
+
+def read_numbered_table(path: Path, num_columns: int) -> tuple[list[int], NDArray[np.float64]]:
+    """The same, and in which line each row stands."""
+    rows = {line: parse_numbers(path, line, fields, num_columns) for line, fields in read_fields(path)}
     if not rows:
         raise Anchor3RError(f"{path} is empty; get it again, or remove it to go without")
-    return np.array(rows)
+    return list(rows), np.array(list(rows.values()))
 
 
 def parse_numbers(path: Path, line: int, fields: list[str], count: int) -> list[float]:
@@ -45,13 +50,15 @@ def parse_numbers(path: Path, line: int, fields: list[str], count: int) -> list[
     return numbers
 
 
-def rigid_motions(matrices: NDArray[np.float64], path: Path) -> SE3:
-    """Matrices (n, 3, 4) of a file -> rigid motions (n,), with rotations exact to rounding."""
+def rigid_motions(matrices: NDArray[np.float64], path: Path, lines: Sequence[int] | None = None) -> SE3:
+    """Matrices (n, 3, 4) of a file, or of lines in it -> rigid motions (n,), with exact rotations."""
     rotation = matrices[..., :3]
     # Only finite numbers of a sane size may go into the decomposition.
     sane = np.isfinite(matrices).all((1, 2)) & (np.abs(rotation).max((1, 2)) <= 1 + ROTATION_TOLERANCE)
     exact = nearest_rotation(np.where(sane[:, None, None], rotation, np.eye(3)))
     good = sane & (np.abs(exact - rotation).max((1, 2)) <= ROTATION_TOLERANCE)
     if not good.all():
-        raise Anchor3RError(f"pose {np.argmin(good)} of {path} is no rigid motion; get the file again")
+        bad = int(np.argmin(good))
+        where = f"pose {bad}" if lines is None else f"line {lines[bad]}"
+        raise Anchor3RError(f"{where} of {path} is no rigid motion; get the file again")
     return SE3(exact, matrices[..., 3])

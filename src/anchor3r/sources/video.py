@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.sources.addresses import without_password
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import NOMINAL_RATE_HZ
 from anchor3r.sources.presentation import PresentationOrder, PresentationTable
@@ -42,9 +43,9 @@ class VideoInput:
     """What FFmpeg is to open."""
 
     uri: str
-    """What the user calls it."""
+    """What to call it."""
     location: str
-    """File name, URL or device."""
+    """File name, URL (with its password, if it has one) or device."""
     is_file: bool = False
     device_format: str | None = None
     """FFmpeg's name for the capture interface, if it is a camera."""
@@ -112,7 +113,7 @@ class VideoSource(Source):
 
     @property
     def num_frames(self) -> int | None:
-        return bisect_left(self._wanted, self._announced) if self._announced else super().num_frames
+        return bisect_left(self.wanted, self._announced) if self._announced else super().num_frames
 
     def read(self, index: int) -> Frame:
         if not self.seekable:
@@ -200,7 +201,8 @@ class VideoSource(Source):
         try:
             yield
         except (av.FFmpegError, IndexError) as error:  # PyAV: IndexError on a packet of no announced stream
-            raise Anchor3RError(f"{self.uri} breaks off ({error}); {self._video.remedy()}") from error
+            reason = without_password(str(error))  # FFmpeg names what it was opened with
+            raise Anchor3RError(f"{self.uri} breaks off ({reason}); {self._video.remedy()}") from error
 
     def _time_s(self, index: int, picture: VideoFrame) -> float:
         return index / self._rate_hz if picture.time is None else picture.time
@@ -209,7 +211,7 @@ class VideoSource(Source):
         size = os.path.getsize(self._video.location)
         num_packets = len(stream.index_entries)
         num_whole = sum(entry.pos + entry.size <= size for entry in stream.index_entries)
-        if num_whole < min(num_packets, self._wanted.stop):
+        if num_whole < min(num_packets, self.wanted.stop):
             raise Anchor3RError(
                 f"{self.uri} is truncated: {num_whole} of its {num_packets} frames are there; "
                 f"copy the file again, or take what there is with --stop {num_whole}"

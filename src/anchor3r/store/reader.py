@@ -118,6 +118,13 @@ class Map:
             status=np.array(status, np.str_),
         )
 
+    def lack_of_poses(self) -> str:
+        """What to say of a map without any, and why if frames were mapped."""
+        text, count = f"{self.folder} has no online poses yet", self.num_frames
+        if not count:
+            return f"{text}."
+        return f"{text}: none of its {count} frames could be related to others. Does the camera move?"
+
     def trajectory_names(self) -> list[str]:
         """'online', then refinements."""
         names = [name for (name,) in self._all("SELECT DISTINCT name FROM poses")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import queue
 import socket
 import threading
@@ -17,7 +18,7 @@ import viser
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.store import best_poses
+from anchor3r.store import best_poses, load_map
 from anchor3r.viewer import cameras, colours
 from anchor3r.viewer.cameras import Viewpoint
 from anchor3r.viewer.contents import MapContents
@@ -42,7 +43,8 @@ class MapServer:
         self._clicks: queue.SimpleQueue[viser.SceneClickEvent] = queue.SimpleQueue()
         self._marks: list[NDArray[np.float64]] = []
         self._refreshed_s = self._grown_s = -np.inf
-        self._is_read = self._is_placed = False
+        self._is_read = False
+        self._num_placed = 0  # poses when it was last chosen where new clients look from
         self._server = start_server(host, port, contents.folder.resolve().name)
         self._scene = MapScene(self._server.scene)
         self._panel = Panel(self._server.gui, self._changed.set, point_budget)
@@ -87,7 +89,7 @@ class MapServer:
             return False
         if playing:
             self._panel.advance()
-        if fresh or built or changed or playing or not self._is_placed:
+        if fresh or built or changed or playing or not self._num_placed:
             self._show()
         self._measure()
         self._say()
@@ -120,9 +122,10 @@ class MapServer:
         if not len(poses):
             return
         depth, up = self._contents.depth(), self._contents.up()
-        if not self._is_placed:
-            self._is_placed = True
-            place_initially(self._server, cameras.overview(poses, up, depth), depth)
+        if len(poses) >= 2 * self._num_placed:
+            overview = cameras.overview(poses, up, depth)
+            place_initially(self._server, overview, depth, move_clients=not self._num_placed)
+            self._num_placed = len(poses)
         current = np.flatnonzero(poses.frames <= settings.last)
         if self._panel.follow.value and len(current):
             viewpoint = cameras.behind(poses.pose(int(current[-1])), up, depth)
@@ -214,7 +217,8 @@ def save_page(
     with MapContents(folder) as contents:
         contents.refresh()
         if not len(contents.online):
-            raise Anchor3RError(f"{folder} has no poses yet; save a page of it when it has")
+            with load_map(folder) as made:
+                raise Anchor3RError(f"{made.lack_of_poses()} Save a page of it when it has some.")
         while not contents.build(_BUILD_S):
             progress(round(100 * contents.progress()), "reading points")
         server = start_server("127.0.0.1", 0, "map")
@@ -224,7 +228,7 @@ def save_page(
             scene.show(contents, settings)
             depth = contents.depth()
             poses = contents.trajectories[settings.poses]
-            place_initially(server, cameras.overview(poses, contents.up(), depth), depth)
+            place_initially(server, cameras.overview(poses, contents.up(), depth), depth, move_clients=True)
             html = server.get_scene_serializer().as_html(dark_mode=True)
         finally:
             with redirect_stdout(io.StringIO()):
@@ -263,6 +267,8 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
 def start_server(host: str, port: int, label: str) -> viser.ViserServer:
     """A viser server at that port, or at the next free one."""
     port = free_port(host, port)
+    # A browser that leaves while it connects is no error, which would be told with a traceback.
+    logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
     with redirect_stdout(io.StringIO()):  # the command announces the address itself
         server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
@@ -285,8 +291,10 @@ def free_port(host: str, port: int) -> int:
     raise Anchor3RError(f"no port from {port} on is free at {host}; choose another --port")
 
 
-def place_initially(server: viser.ViserServer, viewpoint: Viewpoint, depth: float) -> None:
-    """Where new clients, and those who have waited for something to see, look from."""
+def place_initially(
+    server: viser.ViserServer, viewpoint: Viewpoint, depth: float, *, move_clients: bool
+) -> None:
+    """Where new clients look from; and those who are there, if they have waited for something to see."""
     reach = float(np.linalg.norm(viewpoint.position - viewpoint.look_at)) + depth
     server.scene.set_up_direction(viewpoint.up)
     server.initial_camera.position = viewpoint.position
@@ -294,7 +302,8 @@ def place_initially(server: viser.ViserServer, viewpoint: Viewpoint, depth: floa
     server.initial_camera.near, server.initial_camera.far = depth / 50, 100 * reach
     for client in server.get_clients().values():
         client.camera.near, client.camera.far = depth / 50, 100 * reach
-        look_from(client, viewpoint)
+        if move_clients:
+            look_from(client, viewpoint)
 
 
 def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 class FeaturesConfig:
     """Lengths in pixels are of the working image; fractions are of its width."""
 
+    min_side: int = 256
+    """Smaller images are enlarged to this many pixels on their longer side: patches of a few pixels would
+    cover too much of what they show."""
     max_side: int = 800
-    """Larger images are reduced to this many pixels on their longer side before anything is measured."""
+    """Larger images are reduced to this many, before anything is measured."""
     window: int = 10
     """Frames in a window, the anchor included: it is related to the last window - 1 keyframes."""
-    memory: int = 16
-    """Keyframes whose observations are kept and adjusted."""
+    memory: int = 32
+    """Keyframes whose points and observations are kept; until then a point can come back into sight."""
     free_keyframes: int = 8
     """The newest of them, which an adjustment may move; the older ones are held."""
 
@@ -37,7 +40,7 @@ class FeaturesConfig:
     """Median image motion not due to rotation that makes a keyframe, as a fraction of the width."""
     keyframe_overlap: float = 0.6
     """Fewer of the last keyframe's points than this part still followed make a keyframe, too."""
-    min_parallax_deg: float = 1.0
+    min_parallax_deg: float = 0.5
     """Angle between the rays of a point that makes its depth trusted."""
     min_points: int = 20
     """Fewer agreeing points than this and the frame is lost."""
@@ -70,5 +73,7 @@ class FeaturesConfig:
             raise ValueError(
                 f"free_keyframes {self.free_keyframes} must leave 2 of memory {self.memory} held"
             )
-        if self.max_side < 64:
-            raise ValueError(f"max_side {self.max_side} leaves nothing to follow; at least 64")
+        if not 64 <= self.min_side <= self.max_side:
+            raise ValueError(
+                f"min_side {self.min_side} to max_side {self.max_side} is no range from 64 pixels up"
+            )

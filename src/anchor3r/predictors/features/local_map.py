@@ -112,10 +112,14 @@ class LocalMap:
         self.observed = self.observed[:, which]
 
     def keep_keyframes(self, which: NDArray[np.bool_]) -> None:
-        """Drops the other keyframes, and the points that came from them or that nothing sees any more."""
+        """Drops the other keyframes, and the points that came from them or that nothing sees any more.
+
+        Points that were lost before their depth was known are of no use either: nothing finds them again.
+        """
         self.frames, self.poses, self.observed = self.frames[which], self.poses[which], self.observed[which]
         self.covariance = self.covariance[which]
-        self.keep_points(np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
+        of_use = self.points.mature | self.points.followed
+        self.keep_points(of_use & np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
 
     def rebase(self) -> None:
         """Moves everything into the newest keyframe's frame."""

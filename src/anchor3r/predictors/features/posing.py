@@ -1,4 +1,6 @@
-"""Poses one frame against the local map: follow its points, pin them to their templates, solve."""
+"""Poses one frame against the local map: follow its points, pin them to their templates, solve,
+and once more with points that have come back into sight.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,28 @@ def _attempt(
     near = np.linalg.norm(aligned - pixel, axis=1) < config.max_error_px
     pinned = (correlation > config.min_correlation) & near
     posed = _solve(local_map, camera, config, rough.pose, which[pinned], aligned[pinned])
-    return None if posed is None else _without_outliers(local_map, camera, config, posed)
+    if posed is None:
+        return None
+    posed = _with_returned(local_map, camera, config, grey, posed)
+    return _without_outliers(local_map, camera, config, posed)
+
+
+def _with_returned(
+    local_map: LocalMap, camera: Array, config: FeaturesConfig, grey: Image, posed: Posed
+) -> Posed:
+    """Adds trusted points that were out of sight and now look as they did, where they should be."""
+    points, (height, width) = local_map.points, grey.shape
+    which = np.flatnonzero(points.mature & ~points.followed)
+    in_camera = posed.pose.apply(points.position[which])
+    expected = project(camera, in_camera)
+    visible = (in_camera[:, 2] > 0) & ((expected > 0) & (expected < [width, height])).all(axis=1)
+    which, expected = which[visible], expected[visible]
+    warps = template_warps(local_map, camera, posed.pose, which)
+    pixel, correlation = align(grey, points.template[which], warps, expected, config.patch_radius, 10)
+    near = np.linalg.norm(pixel - expected, axis=1) < config.max_error_px
+    back = (correlation > config.min_correlation) & near
+    which, pixel = np.concatenate([posed.which, which[back]]), np.concatenate([posed.pixel, pixel[back]])
+    return _solve(local_map, camera, config, posed.pose, which, pixel) or posed
 
 
 def _solve(

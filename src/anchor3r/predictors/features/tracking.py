@@ -21,13 +21,15 @@ _MAX_RETURN_PX = 1.0
 """Flow there and back that misses its start by more is not believed."""
 
 
-def to_grey(image: Image, max_side: int) -> Image:
-    """(H, W, 3) RGB -> grey working image, no side above max_side."""
+def to_grey(image: Image, min_side: int, max_side: int) -> Image:
+    """(H, W, 3) RGB -> grey working image, its longer side from min_side to max_side."""
     grey = np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
-    scale = min(1.0, max_side / max(grey.shape))
-    if scale < 1:
+    longer = max(grey.shape)
+    scale = float(np.clip(longer, min_side, max_side)) / longer
+    if scale != 1:
         size = (round(grey.shape[1] * scale), round(grey.shape[0] * scale))
-        grey = np.asarray(cv2.resize(grey, size, interpolation=cv2.INTER_AREA), np.uint8)
+        how = cv2.INTER_AREA if scale < 1 else cv2.INTER_CUBIC
+        grey = np.asarray(cv2.resize(grey, size, interpolation=how), np.uint8)
     return grey
 
 
