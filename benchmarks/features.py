@@ -40,6 +40,16 @@ _KITTI, _SEVEN_SCENES = "00", "redkitchen"
 
 
 @dataclass(frozen=True)
+class SizedWorlds(Worlds):
+    """Worlds seen with images of another size than theirs."""
+
+    size: tuple[int, int] = (320, 240)
+
+    def uri(self, name: str) -> str:
+        return f"{super().uri(name)}&width={self.size[0]}&height={self.size[1]}"
+
+
+@dataclass(frozen=True)
 class Figure:
     """One line of the table of goals."""
 
@@ -55,6 +65,7 @@ def main(
     kitti: Path | None = None,
     seven_scenes: Path | None = None,
     seeds: tuple[int, ...] = tuple(range(101, 121)),
+    world_size: tuple[int, int] = (320, 240),
     speed_frames: int = 400,
 ) -> None:
     """Measures what there is data for.
@@ -64,6 +75,7 @@ def main(
         kitti: Root of KITTI odometry, of which sequence 00 is run.
         seven_scenes: Root of 7-Scenes, of which redkitchen is run.
         seeds: Worlds; none to leave them out.
+        world_size: Width and height of their images.
         speed_frames: Frames of KITTI that speed is measured on.
     """
     figures: list[Figure] = []
@@ -78,7 +90,8 @@ def main(
         figures += _ate_figures(ran, _SEVEN_SCENES, {"offline": 0.04})
     for part, goal in (("driving", 0.5), ("handheld", 1.0)) if seeds else ():
         names = [f"{part}-{seed}" for seed in seeds]
-        figures.append(_world_figure(part, goal, _run(Worlds(), Path(), out / part, names)))
+        ran = _run(SizedWorlds(size=world_size), Path(), out / part, names)
+        figures.append(_world_figure(part, goal, ran))
     print("| | goal | measured | |\n|---|---|---|---|")
     for figure in figures:
         mark = "**" if figure.reached else ""

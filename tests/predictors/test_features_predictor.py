@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -13,6 +14,7 @@ from anchor3r.mapping import Mapper
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.predictors.prediction import Status, WindowPrediction
+from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 
 ROOM = BoxRoom(1)
@@ -266,6 +268,57 @@ def test_large_images_are_reduced_and_their_camera_is_not() -> None:
     assert prediction.intrinsics.width == 3840
     assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.02)
     assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().max_side
+
+
+def test_small_images_are_enlarged_and_their_camera_is_not() -> None:
+    camera = Pinhole.from_fov(75, 120, 90)
+    predictor = FeaturesPredictor()
+    for k, pose in enumerate(stroll(12)):
+        prediction = predictor.step(ROOM.frame(k, pose, camera))
+    assert prediction.status is Status.OK
+    assert prediction.intrinsics.width == 120
+    assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.03)
+    assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().min_side
+    assert predictor.estimated_camera()["focal_px"] == pytest.approx(camera.fx, rel=0.03)
+
+
+def test_points_that_come_back_into_sight_are_seen_again() -> None:
+    there = [pose_at(np.array([-0.04 * k, 0.0, 0.0]), np.array([0.0, 0.03 * k, 0.0])) for k in range(25)]
+    predictor = FeaturesPredictor()
+    num_old = []
+    for frame in _frames([*there, *reversed(there)]):
+        prediction = predictor.step(frame)
+        assert prediction.status is not Status.LOST
+        state = predictor.snapshot()
+        num_old.append(int(np.sum(state["map/point_followed"] & (state["map/point_home"] < 5))))
+    # Most leave the image on the way out, and optical flow alone would bring none of them back.
+    assert num_old[24] < 0.5 * num_old[5]
+    assert num_old[-1] > num_old[24] + 30
+
+
+def test_a_camera_learnt_at_one_size_relates_images_of_another(walk: list[Frame]) -> None:
+    predictor = FeaturesPredictor()
+    _statuses(predictor, walk[:20])
+    large = Pinhole.from_fov(75, 480, 360)
+    views = [ROOM.frame(frame.index, frame.camera_from_world, large) for frame in walk[0:20:4]]
+    related = predictor.relate(views[:-1], views[-1])
+    assert related.intrinsics.fx == pytest.approx(large.fx, rel=0.02)
+    truth = views[0].camera_from_world @ views[-1].camera_from_world.inverse()
+    assert np.degrees(rotation_angle(related.member_from_anchor_rotation[0] @ truth.rotation.T)) < 0.5
+
+
+def test_a_real_room_is_followed(shared: Path) -> None:
+    mapper, found, true = Mapper(FeaturesPredictor()), {}, {}
+    for frame in open_source(f"7scenes:{shared / 'real/7scenes/redkitchen/seq-01'}", stop=120):
+        update = mapper.step(frame)
+        assert update.status is not Status.LOST
+        true[frame.index] = frame.camera_from_world.center()
+        for pose in (*update.late_poses, *([update.pose] if update.pose else [])):
+            found.setdefault(pose.frame, pose.center)
+    assert sorted(found) == list(range(120))
+    estimate, truth = (np.array([centers[k] for k in range(120)]) for centers in (found, true))
+    error = umeyama(estimate, truth).apply(estimate) - truth
+    assert np.sqrt((error**2).sum(1).mean()) < 0.02
 
 
 def test_five_frames_with_motion_are_enough() -> None:

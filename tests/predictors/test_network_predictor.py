@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3, Pinhole
+from anchor3r.geometry import Pinhole
 from anchor3r.model.checkpoints import file_digest, save_checkpoint
 from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
 from anchor3r.model.network import Anchor3RNetwork
@@ -137,22 +137,3 @@ def test_checkpoints_load_or_say_why_not(tmp_path: Path) -> None:
     save_checkpoint(path, state, config=network.config.to_json())
     with pytest.raises(Anchor3RError, match="query_tokens"):
         NetworkPredictor.load(path)
-
-
-def test_scale_ratio_of_a_rescaled_world() -> None:
-    """Point maps of one static scene in two units: the ratio comes out, with its sign."""
-    from anchor3r.predictors.reading import Reading
-
-    rng = np.random.default_rng(0)
-    depth = rng.uniform(3, 6, (12, 16))
-    camera = CAMERA.resized(16, 12)
-    points = camera.unproject_map(depth).astype(np.float32)
-    still = SE3.identity(1)
-    reading = Reading(
-        np.array([1]), still.rotation, still.translation, None, points, np.ones((12, 16), np.float32)
-    )
-    ratio, sigma = reading.scale_against(2 * points, CAMERA)
-    # The same depth reads 2 before and 1 now: this window's unit is twice as long.
-    assert ratio == pytest.approx(np.log(2), abs=1e-6)
-    assert sigma is not None
-    assert reading.scale_against(None, CAMERA) == (0.0, None)

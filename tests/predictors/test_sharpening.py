@@ -8,13 +8,26 @@ import pytest
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole, so3_exp
-from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, align, grey, reduced
+from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, grey, reduced
+from anchor3r.predictors.sharpening import align as align_all
 
 CAMERA = Pinhole(100.0, 100.0, 47.5, 31.5, 96, 64)
 CELLS = (16, 24)
 TILT = np.array([0.003, 0.002])  # inverse depth per ray unit of the plane that is seen
 MOVE = np.array([0.12, -0.05, 0.3])
 TURN = so3_exp(np.array([0.01, -0.015, 0.02]))
+
+
+def align(
+    anchor: Grey,
+    member: Grey,
+    camera: Pinhole,
+    inverse_depth: NDArray,
+    rotation: NDArray,
+    translation: NDArray,
+) -> tuple[NDArray, NDArray]:
+    found, information = align_all(anchor, [member], camera, inverse_depth, rotation[None], translation[None])
+    return found[0], information[0]
 
 
 def rays_of(columns: NDArray, rows: NDArray, camera: Pinhole) -> NDArray:

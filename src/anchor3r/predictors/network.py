@@ -19,9 +19,11 @@ from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.predictors.continuity import compare_units, with_memory
 from anchor3r.predictors.images import patch_aligned_size
 from anchor3r.predictors.prediction import WindowPrediction
 from anchor3r.predictors.reading import Reading
+from anchor3r.predictors.refining import refined
 from anchor3r.predictors.sharpening import grey
 from anchor3r.predictors.window_adjustment import AdjustmentConfig
 from anchor3r.sources.frame import Frame
@@ -126,8 +128,9 @@ class NetworkPredictor:
         state["size"] = np.array(self._stream.size)
         state["frame_size"] = np.array(self._stream.frame_size)
         state["unit_variance"] = np.array(self._stream.unit_variance)
-        if self._stream.last_points is not None:
-            state["last_points"] = self._stream.last_points
+        if self._stream.last is not None:
+            last = self._stream.last
+            state |= {f"last.{part}": getattr(last, part) for part in _KEPT_OF_LAST}
         return state
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
@@ -141,13 +144,16 @@ class NetworkPredictor:
             {k[len(prefix) :]: torch.from_numpy(v) for k, v in state.items() if k.startswith(prefix)}
         )
         frame_height, frame_width = (int(v) for v in state["frame_size"])
+        last = None
+        if "last.points" in state:
+            last = Reading(covariance=None, **{part: state[f"last.{part}"] for part in _KEPT_OF_LAST})
         self._stream = _Stream(
             cache,
             (height, width),
             (frame_height, frame_width),
             [int(i) for i in state["indices"]],
             list(state["images"]),
-            state.get("last_points"),
+            last,
             float(state["unit_variance"]),
         )
 
@@ -158,13 +164,15 @@ class NetworkPredictor:
         ties their units closely but drifts in the long run; what the network has learned about sizes is
         vague but does not drift.
         """
-        log_unit, sigma = reading.scale_against(stream.last_points, camera)
-        if sigma is not None:
+        log_unit, sigma = compare_units(reading, stream.last, camera)
+        if stream.last is not None and sigma is not None:
             predicted = stream.unit_variance + sigma**2
             gain = predicted / (predicted + self._config.unit_sigma**2)
             stream.unit_variance = (1 - gain) * predicted
             reading = reading.scaled(float(np.exp((1 - gain) * log_unit)))
-        stream.last_points = reading.points
+            if reading.covariance is not None:  # it was adjusted, and its confidence is one in depths
+                reading = with_memory(reading, stream.last, camera)
+        stream.last = replace(reading, covariance=None)
         return reading
 
     def _new_stream(self, frame: Frame) -> _Stream:
@@ -187,9 +195,10 @@ class NetworkPredictor:
         seen_with = known or _estimated_camera(output, height, width)
         reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
         if output.matches is not None and self._config.adjust:
-            reading = reading.adjusted(
-                output.matches, output.pairs[:, 2], stream.images, seen_with, self._config.adjustment
-            )
+            reading = refined(
+                reading, output.matches, output.pairs[:, 2], stream.images, seen_with, stream.last,
+                self._config.adjustment,
+            )  # fmt: skip
         reading = self._steadied(stream, reading, seen_with).loosened()
         members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
         order = np.argsort(members)
@@ -207,6 +216,9 @@ class NetworkPredictor:
         )
 
 
+_KEPT_OF_LAST = ("ages", "rotation", "translation", "points", "confidence")
+
+
 @dataclass
 class _Stream:
     """State of one stream."""
@@ -220,8 +232,8 @@ class _Stream:
     """Frames in the window, oldest first"""
     images: list[NDArray[np.uint8]]
     """(H, W) each, grey, of the same frames"""
-    last_points: NDArray[np.float32] | None
-    """(h, w, 3) point map of the last anchor"""
+    last: Reading | None
+    """The window before, in the stream's unit, without covariances"""
     unit_variance: float
     """Of the logarithm of the stream's unit"""
 

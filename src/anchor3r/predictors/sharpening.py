@@ -6,10 +6,12 @@ its texture says so and in which direction, is one linear least-squares step (Lu
 taken half from either picture, brightness free). An edge says nothing along itself, so what is known of a
 match is a 2 × 2 matrix, not a number.
 
-Shapes: H × W pixels, h × w cells, P = h w.
+Shapes: H × W pixels, h × w cells, P = h w, K members.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import cv2
 import numba
@@ -52,33 +54,72 @@ def reduced(image: NDArray[np.uint8], octaves: int) -> Grey:
 
 def align(
     anchor: Grey,
-    member: Grey,
+    members: Sequence[Grey],
     camera: Pinhole,
     inverse_depth: NDArray[np.float64],
     rotation: NDArray[np.float64],
     translation: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rays (P, 2) of the anchor's cells in the member, and the information (P, 2, 2) on them.
+    """Rays (K, P, 2) of the anchor's cells in the members, and the information (K, P, 2, 2) on them.
 
-    Both images are of `camera`; inverse_depth is (h, w), the pose member_from_anchor. Inverse depth between
+    All images are of `camera`; inverse_depth is (h, w), poses are member_from_anchor. Inverse depth between
     cells is interpolated, which is exact on a plane.
     """
-    (height, width), cells = anchor.shape, inverse_depth.shape
-    dense = cv2.resize(inverse_depth.astype(np.float32), (width, height), interpolation=cv2.INTER_LINEAR)
+    (rows, columns), sigma = inverse_depth.shape, _PATCH_SIGMA_PX * inverse_depth.shape[1] / anchor.shape[1]
+    expected, patches = [], []
+    for x, y, warped in _warped(anchor, members, camera, inverse_depth, rotation, translation):
+        expected.append((x, y))
+        moments = _moments(anchor, warped, x, y, rows, columns)
+        patches.append(cv2.GaussianBlur(moments, (5, 5), sigma, borderType=cv2.BORDER_REPLICATE))
+    step, information = _solve(np.array(patches, np.float64))
+    pixel = np.stack([_sample(x, y, by) for (x, y), by in zip(expected, step, strict=True)])
+    focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
+    information = information.reshape(*pixel.shape, 2)
+    return (pixel - center) / focal, information * np.outer(focal, focal)
+
+
+def misfit(
+    anchor: Grey,
+    members: Sequence[Grey],
+    camera: Pinhole,
+    inverse_depth: NDArray[np.float64],
+    rotation: NDArray[np.float64],
+    translation: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """(K,) mean difference in grey levels of the members, warped into the anchor, brightness free.
+
+    Infinite for those that the anchor sees less than a quarter of.
+    """
+    found = []
+    height, width = anchor.shape
+    for x, y, warped in _warped(anchor, members, camera, inverse_depth, rotation, translation):
+        inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+        off = (anchor - warped)[inside]
+        enough = 4 * off.size > inside.size
+        found.append(float(np.mean(np.abs(off - np.median(off)))) if enough else np.inf)
+    return np.array(found)
+
+
+def _warped(
+    anchor: Grey,
+    members: Sequence[Grey],
+    camera: Pinhole,
+    inverse_depth: NDArray[np.float64],
+    rotation: NDArray[np.float64],
+    translation: NDArray[np.float64],
+) -> Iterator[tuple[Grey, Grey, Grey]]:
+    """For each member, where the anchor's pixels are in it, x and y, and how it looks from there."""
+    size = (anchor.shape[1], anchor.shape[0])
+    dense = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
     intrinsics = np.array([camera.fx, camera.fy, camera.cx, camera.cy])
-    expected_x, expected_y = _expected(dense, intrinsics, rotation, translation)
-    warped = cv2.remap(member, expected_x, expected_y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
-    moments = _moments(anchor, np.asarray(warped, np.float32), expected_x, expected_y, *cells)
-    stride = width // cells[1]
-    patches = cv2.GaussianBlur(moments, (5, 5), _PATCH_SIGMA_PX / stride, borderType=cv2.BORDER_REPLICATE)
-    step, information = _solve(np.asarray(patches, np.float64))
-    pixel = _sample(expected_x, expected_y, step)
-    focal, center = intrinsics[:2], intrinsics[2:]
-    return (pixel - center) / focal, information.reshape(-1, 2, 2) * np.outer(focal, focal)
+    for member, r, t in zip(members, rotation, translation, strict=True):
+        x, y = _expected(dense, intrinsics, r, t)
+        warped = cv2.remap(member, x, y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
+        yield x, y, np.asarray(warped, np.float32)
 
 
 def _solve(patches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps (h, w, 2) in pixels and information (h, w, 2, 2) from the moments (h, w, 10) of patches."""
+    """Steps (..., 2) in pixels and information (..., 2, 2) from the moments (..., 10) of patches."""
     cover, *means = np.moveaxis(patches, -1, 0)
     gx, gy, e, gxx, gxy, gyy, gxe, gye, ee = (mean / np.maximum(cover, 1e-3) for mean in means)
     xx, xy, yy = gxx - gx**2, gxy - gx * gy, gyy - gy**2

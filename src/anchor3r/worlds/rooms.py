@@ -277,8 +277,10 @@ def _add_loose_items(room: _Room) -> None:
     """Rugs, and crates, bags and stools on the floor."""
     rng = room.rng
     if rng.random() < 0.5:
-        size = np.minimum(rng.uniform(0.8, 2.2, 2), [room.x1 - room.x0, room.z1 - room.z0])
-        corner = [rng.uniform(room.x0, room.x1 - size[0]), 0, rng.uniform(room.z0, room.z1 - size[1])]
+        floor = np.array([room.x1 - room.x0, room.z1 - room.z0])
+        size = np.minimum(rng.uniform(0.8, 2.2, 2), floor)
+        x, z = rng.random(2) * (floor - size)
+        corner = [room.x0 + x, 0, room.z0 + z]
         rug = room.painter.paint(str(rng.choice(["stripes", "blobs", "fabric"])), 1, (0.8, 2))
         room.builder.quads([corner], [size[0], 0, 0], [0, 0, size[1]], rug, flags=ON_GROUND, decal=1)
     n = int(rng.integers(3, 12))

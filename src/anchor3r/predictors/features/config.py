@@ -40,8 +40,8 @@ class FeaturesConfig:
     """Median image motion not due to rotation that makes a keyframe, as a fraction of the width."""
     keyframe_overlap: float = 0.6
     """Fewer of the last keyframe's points than this part still followed make a keyframe, too."""
-    min_parallax_deg: float = 0.5
-    """Angle between the rays of a point that makes its depth trusted."""
+    min_parallax_deg: float = 1.0
+    """Angle between the rays of a point that makes its depth trusted; half of it where few points have it."""
     min_points: int = 20
     """Fewer agreeing points than this and the frame is lost."""
     patience: int = 3

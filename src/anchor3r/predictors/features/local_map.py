@@ -112,14 +112,10 @@ class LocalMap:
         self.observed = self.observed[:, which]
 
     def keep_keyframes(self, which: NDArray[np.bool_]) -> None:
-        """Drops the other keyframes, and the points that came from them or that nothing sees any more.
-
-        Points that were lost before their depth was known are of no use either: nothing finds them again.
-        """
+        """Drops the other keyframes, and the points that came from them or that nothing sees any more."""
         self.frames, self.poses, self.observed = self.frames[which], self.poses[which], self.observed[which]
         self.covariance = self.covariance[which]
-        of_use = self.points.mature | self.points.followed
-        self.keep_points(of_use & np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
+        self.keep_points(np.isin(self.points.home, self.frames) & self.seen().any(axis=0))
 
     def rebase(self) -> None:
         """Moves everything into the newest keyframe's frame."""
@@ -141,15 +137,15 @@ class LocalMap:
     def adjust(
         self, camera: Array, num_free: int, huber_px: float, belief: Calibration, iterations: int
     ) -> tuple[Array, Array]:
-        """Bundle adjustment of the newest keyframes, all mature points seen twice, and the camera.
+        """Bundle adjustment of the newest keyframes, their mature points that others see too, and the camera.
 
         Returns the camera and the information (6f + 5, 6f + 5) of free keyframes and calibration.
         """
-        seen = self.seen() & self.points.mature
-        chosen = np.flatnonzero(seen.sum(axis=0) >= 2)
-        point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
         num_free = min(num_free, len(self) - 1)
         free = np.arange(len(self)) >= len(self) - num_free
+        seen = self.seen() & self.points.mature
+        chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))
+        point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
         rotations, translations, camera, positions, information = adjust_window(
             self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
             point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
@@ -163,7 +159,8 @@ class LocalMap:
     def reject(self, camera: Array, max_error_px: float) -> None:
         """Removes observations that disagree with their point, and points left with fewer than two.
 
-        What the others are off by is the noise that covariances are stated with.
+        What the others are off by is the noise that covariances are stated with. Points that were lost before
+        their depth was known go as well: nothing would find them again.
         """
         mature, seen = self.points.mature, self.seen()
         believed: list[Array] = [np.empty(0)]
@@ -177,7 +174,7 @@ class LocalMap:
         self.noise_variance = noise_variance(np.concatenate(believed))
         seen = self.seen()
         self.points.followed &= seen[-1] | ~mature
-        self.keep_points(~mature | (seen.sum(axis=0) >= 2))
+        self.keep_points(np.where(mature, seen.sum(axis=0) >= 2, self.points.followed))
 
     def unit_sigma(self, num_free: int) -> float:
         """Spread of the logarithm of the unit over what it was before the newest keyframe came."""

@@ -17,6 +17,8 @@ from anchor3r.predictors.features.posing import Posed
 from anchor3r.predictors.features.projection import camera_of, project, rays
 
 _ADJUST_STEPS = 5
+_FEW = 0.25
+"""With fewer trusted points than this part of those wanted, less parallax makes one trusted."""
 
 
 class Odometry:
@@ -101,7 +103,11 @@ class Odometry:
         """Settles the newest keyframe: its points, its pose and its neighbours', and the camera."""
         c, m, belief = self.config, self.map, self.calibration
         assert belief is not None
-        m.triangulate(self.camera, c.max_error_px, np.radians(c.min_parallax_deg))
+        parallax_rad = np.radians(c.min_parallax_deg)
+        m.triangulate(self.camera, c.max_error_px, parallax_rad)
+        # A rough depth is better than the guess that frames would have to be posed by.
+        if np.sum(m.points.mature & m.points.followed) < _FEW * c.points:
+            m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
         self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, _ADJUST_STEPS)
         belief.add(self.camera, information, 1 / c.memory)
         m.reject(self.camera, c.max_error_px)

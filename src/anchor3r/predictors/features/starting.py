@@ -18,7 +18,7 @@ _RIVAL_COST, _ELSEWHERE = 1.5, 0.9
 _MIN_KEPT = 0.3
 """A smaller part of the first frame's corners still followed, and it starts anew."""
 _LAST_CHANCE = 0.5
-"""With fewer than this part of them, doubt about the motion is no reason to wait longer."""
+"""With fewer than this part of them, doubt and little motion are no reasons to wait longer."""
 _MIN_FOLLOWED = 0.8
 """If fewer can be followed from one frame to the next, its exposure may have changed."""
 
@@ -34,11 +34,11 @@ def start(odometry: Odometry, index: int, grey: Image) -> Odometry | None:
     if num_followed < needed:
         odometry.begin(index, grey)
         return None
-    candidates = _two_views(odometry)
     m = odometry.map
+    few_left = num_followed <= _LAST_CHANCE * num_corners
+    candidates = _two_views(odometry, can_wait=not few_left)
     m.add_keyframe(index, odometry.pose)
-    can_wait = num_followed > _LAST_CHANCE * num_corners and len(m) < c.start_frames
-    started = _best(odometry, candidates, can_wait=can_wait)
+    started = _best(odometry, candidates, can_wait=not few_left and len(m) < c.start_frames)
     if started is None and len(m) > c.start_frames:
         m.keep_keyframes(np.arange(len(m)) % 2 == 0)
     return started
@@ -58,18 +58,24 @@ def _follow(odometry: Odometry, grey: Image, needed: float) -> int:
     return int(found.sum())
 
 
-def _two_views(odometry: Odometry) -> list[TwoView]:
-    """Motions since the first frame that may be the true one; none if it is too early to tell."""
+def _two_views(odometry: Odometry, *, can_wait: bool) -> list[TwoView]:
+    """Motions since the first frame that may be the true one; none if it is too early to tell.
+
+    Driving ahead, near corners soon leave the image and far ones hardly move: if waiting does not help, the
+    few depths that can be told have to do.
+    """
     c, points, camera = odometry.config, odometry.map.points, odometry.camera
     first, now = odometry.map.observed[0, points.followed], points.pixel[points.followed]
-    if np.median(np.linalg.norm(now - first, axis=1)) < c.start_parallax * odometry.grey.shape[1]:
+    moved_px = float(np.median(np.linalg.norm(now - first, axis=1)))
+    if can_wait and moved_px < c.start_parallax * odometry.grey.shape[1]:
         return []
     max_error_px, min_points = c.max_error_px / 2, 2 * c.min_points
     two = relate_two_views(
         first, now, camera, max_error_px=max_error_px, min_points=min_points, min_agreeing=_MIN_AGREEING
     )
     parallax_rad = np.radians(c.min_parallax_deg)
-    if two is None or np.median(two.parallax_rad) < parallax_rad:
+    needed = len(first) / 2 if can_wait else min_points
+    if two is None or two.num_trusted(parallax_rad) < needed:
         return []
     flat = relate_views_of_a_plane(first, now, camera, max_error_px=max_error_px, min_points=min_points)
     return [two, *(other for other in flat if other.num_trusted(parallax_rad) >= min_points)]
