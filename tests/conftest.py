@@ -1,8 +1,13 @@
 """Shared fixtures: where the optional real test data lies."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# Jobs in the background of a shell ignore Ctrl-C and hand that on; programs under test must not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

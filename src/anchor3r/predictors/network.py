@@ -82,6 +82,8 @@ class NetworkPredictor:
         self._stream: _Stream | None = None
         if self._config.compile:
             self._network.compile_parts()
+        if network.config.matching is not None:
+            cv2.setNumThreads(1)  # on images of some thousand pixels its threads cost more than they do
 
     @staticmethod
     def load(path: Path | str, *, window: int | None = None) -> NetworkPredictor:
