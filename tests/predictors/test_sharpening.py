@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Pinhole, so3_exp
-from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, grey, reduced
-from anchor3r.predictors.sharpening import align as align_all
+from anchor3r.geometry import SE3, Pinhole, so3_exp
+from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, WindowView, grey, reduced
 
 CAMERA = Pinhole(100.0, 100.0, 47.5, 31.5, 96, 64)
 CELLS = (16, 24)
@@ -26,7 +25,8 @@ def align(
     rotation: NDArray,
     translation: NDArray,
 ) -> tuple[NDArray, NDArray]:
-    found, information = align_all(anchor, [member], camera, inverse_depth, rotation[None], translation[None])
+    view = WindowView(anchor, [member], camera)
+    found, information = view.align(inverse_depth, SE3(rotation[None], translation[None]))
     return found[0], information[0]
 
 

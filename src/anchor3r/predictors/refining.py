@@ -10,17 +10,17 @@ Shapes: K members, P cells of the correlation stem.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from anchor3r.geometry import Pinhole
+from anchor3r.geometry import SE3, Pinhole
 from anchor3r.model.matching import Matches
 from anchor3r.predictors.continuity import compare_units
 from anchor3r.predictors.reading import Reading, confidence_of
-from anchor3r.predictors.sharpening import Grey, align, misfit, reduced
+from anchor3r.predictors.sharpening import WindowView
 from anchor3r.predictors.window_adjustment import AdjustmentConfig, WindowGeometry, adjust_window
 
 _OCTAVES = (1, 0)
@@ -59,11 +59,13 @@ def refined(
     start = result.settled(predicted, config)
     shape = reading.points.shape[:2]
     for octaves in _OCTAVES:
-        view = _View.of(images, reading.ages, camera, octaves)
+        view = WindowView.of(images, reading.ages, camera, octaves)
         if last is not None and octaves == _OCTAVES[0]:
-            start = view.better(start, _chained(_placed(reading, rays, start), start, last, camera), shape)
+            chained = _chained(_placed(reading, rays, start), start, last, camera)
+            start = _better(view, start, chained, shape)
             predicted = replace(start, log_inverse_depth=predicted.log_inverse_depth)
-        matched, information = view.align(start, shape)
+        inverse_depth = np.exp(start.log_inverse_depth).reshape(shape)
+        matched, information = view.align(inverse_depth, SE3(start.rotation, start.translation))
         result = adjust_window(
             rays, matched, information * seen, predicted, start, config, iterations=4, patience=2.0
         )
@@ -106,40 +108,20 @@ def _chained(reading: Reading, geometry: WindowGeometry, last: Reading, camera: 
     return replace(geometry, rotation=rotation, translation=translation)
 
 
-@dataclass(frozen=True)
-class _View:
-    """The pictures of a window in one size."""
-
-    anchor: Grey
-    members: list[Grey]
-    camera: Pinhole
-
-    @staticmethod
-    def of(
-        images: Sequence[NDArray[np.uint8]], ages: NDArray[np.int64], camera: Pinhole, octaves: int
-    ) -> _View:
-        anchor, *members = (reduced(images[-1 - age], octaves) for age in (0, *ages))
-        return _View(anchor, members, camera.resized(anchor.shape[1], anchor.shape[0]))
-
-    def align(self, start: WindowGeometry, cells: tuple[int, int]) -> tuple[NDArray, NDArray]:
-        inverse_depth = np.exp(start.log_inverse_depth).reshape(cells)
-        return align(self.anchor, self.members, self.camera, inverse_depth, start.rotation, start.translation)
-
-    def better(
-        self, matched: WindowGeometry, chained: WindowGeometry, cells: tuple[int, int]
-    ) -> WindowGeometry:
-        """For each member the chained pose, unless the matched one makes it look far more like the anchor."""
-        inverse_depth = np.exp(matched.log_inverse_depth).reshape(cells)
-        of_matched, of_chained = (
-            misfit(self.anchor, self.members, self.camera, inverse_depth, found.rotation, found.translation)
-            for found in (matched, chained)
-        )
-        take = of_chained < _FAR_MORE * of_matched
-        return replace(
-            matched,
-            rotation=np.where(take[:, None, None], chained.rotation, matched.rotation),
-            translation=np.where(take[:, None], chained.translation, matched.translation),
-        )
+def _better(
+    view: WindowView, matched: WindowGeometry, chained: WindowGeometry, cells: tuple[int, int]
+) -> WindowGeometry:
+    """For each member the chained pose, unless the matched one makes it look far more like the anchor."""
+    inverse_depth = np.exp(matched.log_inverse_depth).reshape(cells)
+    of_matched, of_chained = (
+        view.misfit(inverse_depth, SE3(found.rotation, found.translation)) for found in (matched, chained)
+    )
+    take = of_chained < _FAR_MORE * of_matched
+    return replace(
+        matched,
+        rotation=np.where(take[:, None, None], chained.rotation, matched.rotation),
+        translation=np.where(take[:, None], chained.translation, matched.translation),
+    )
 
 
 def _as_right_perturbation(

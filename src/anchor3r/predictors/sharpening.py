@@ -12,13 +12,14 @@ Shapes: H × W pixels, h × w cells, P = h w, K members.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import cv2
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Pinhole
+from anchor3r.geometry import SE3, Pinhole
 
 _PATCH_SIGMA_PX = 2.0
 _FARTHEST_PX = 1.5
@@ -52,70 +53,68 @@ def reduced(image: NDArray[np.uint8], octaves: int) -> Grey:
     return small
 
 
-def align(
-    anchor: Grey,
-    members: Sequence[Grey],
-    camera: Pinhole,
-    inverse_depth: NDArray[np.float64],
-    rotation: NDArray[np.float64],
-    translation: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rays (K, P, 2) of the anchor's cells in the members, and the information (K, P, 2, 2) on them.
+@dataclass(frozen=True)
+class WindowView:
+    """The pictures of a window, all of one camera."""
 
-    All images are of `camera`; inverse_depth is (h, w), poses are member_from_anchor. Inverse depth between
-    cells is interpolated, which is exact on a plane.
-    """
-    (rows, columns), sigma = inverse_depth.shape, _PATCH_SIGMA_PX * inverse_depth.shape[1] / anchor.shape[1]
-    expected, patches = [], []
-    for x, y, warped in _warped(anchor, members, camera, inverse_depth, rotation, translation):
-        expected.append((x, y))
-        moments = _moments(anchor, warped, x, y, rows, columns)
-        patches.append(cv2.GaussianBlur(moments, (5, 5), sigma, borderType=cv2.BORDER_REPLICATE))
-    step, information = _solve(np.array(patches, np.float64))
-    pixel = np.stack([_sample(x, y, by) for (x, y), by in zip(expected, step, strict=True)])
-    focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
-    information = information.reshape(*pixel.shape, 2)
-    return (pixel - center) / focal, information * np.outer(focal, focal)
+    anchor: Grey
+    members: list[Grey]
+    camera: Pinhole
 
+    @staticmethod
+    def of(
+        images: Sequence[NDArray[np.uint8]], ages: NDArray[np.int64], camera: Pinhole, octaves: int
+    ) -> WindowView:
+        """Of images, oldest first, at 2^-octaves of their size; the anchor is the last, ages count back."""
+        anchor, *members = (reduced(images[-1 - age], octaves) for age in (0, *ages))
+        return WindowView(anchor, members, camera.resized(anchor.shape[1], anchor.shape[0]))
 
-def misfit(
-    anchor: Grey,
-    members: Sequence[Grey],
-    camera: Pinhole,
-    inverse_depth: NDArray[np.float64],
-    rotation: NDArray[np.float64],
-    translation: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """(K,) mean difference in grey levels of the members, warped into the anchor, brightness free.
+    def align(
+        self, inverse_depth: NDArray[np.float64], poses: SE3
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Rays (K, P, 2) of the anchor's cells in the members, and the information (K, P, 2, 2) on them.
 
-    Infinite for those that the anchor sees less than a quarter of.
-    """
-    found = []
-    height, width = anchor.shape
-    for x, y, warped in _warped(anchor, members, camera, inverse_depth, rotation, translation):
-        inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-        off = (anchor - warped)[inside]
-        enough = 4 * off.size > inside.size
-        found.append(float(np.mean(np.abs(off - np.median(off)))) if enough else np.inf)
-    return np.array(found)
+        inverse_depth is (h, w), poses (K,) are member_from_anchor. Inverse depth between cells is
+        interpolated, which is exact on a plane.
+        """
+        camera, (rows, columns) = self.camera, inverse_depth.shape
+        sigma = _PATCH_SIGMA_PX * columns / self.anchor.shape[1]
+        expected, patches = [], []
+        for x, y, warped in self._warped(inverse_depth, poses):
+            expected.append((x, y))
+            moments = _moments(self.anchor, warped, x, y, rows, columns)
+            patches.append(cv2.GaussianBlur(moments, (5, 5), sigma, borderType=cv2.BORDER_REPLICATE))
+        step, information = _solve(np.array(patches, np.float64))
+        pixel = np.stack([_sample(x, y, by) for (x, y), by in zip(expected, step, strict=True)])
+        focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
+        information = information.reshape(*pixel.shape, 2)
+        return (pixel - center) / focal, information * np.outer(focal, focal)
 
+    def misfit(self, inverse_depth: NDArray[np.float64], poses: SE3) -> NDArray[np.float64]:
+        """(K,) mean difference in grey levels of the members, warped into the anchor, brightness free.
 
-def _warped(
-    anchor: Grey,
-    members: Sequence[Grey],
-    camera: Pinhole,
-    inverse_depth: NDArray[np.float64],
-    rotation: NDArray[np.float64],
-    translation: NDArray[np.float64],
-) -> Iterator[tuple[Grey, Grey, Grey]]:
-    """For each member, where the anchor's pixels are in it, x and y, and how it looks from there."""
-    size = (anchor.shape[1], anchor.shape[0])
-    dense = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
-    intrinsics = np.array([camera.fx, camera.fy, camera.cx, camera.cy])
-    for member, r, t in zip(members, rotation, translation, strict=True):
-        x, y = _expected(dense, intrinsics, r, t)
-        warped = cv2.remap(member, x, y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
-        yield x, y, np.asarray(warped, np.float32)
+        Infinite for those that the anchor sees less than a quarter of.
+        """
+        found = []
+        height, width = self.anchor.shape
+        for x, y, warped in self._warped(inverse_depth, poses):
+            inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
+            off = (self.anchor - warped)[inside]
+            enough = 4 * off.size > inside.size
+            found.append(float(np.mean(np.abs(off - np.median(off)))) if enough else np.inf)
+        return np.array(found)
+
+    def _warped(self, inverse_depth: NDArray[np.float64], poses: SE3) -> Iterator[tuple[Grey, Grey, Grey]]:
+        """For each member, where the anchor's pixels are in it, x and y, and how it looks from there."""
+        size = (self.anchor.shape[1], self.anchor.shape[0])
+        dense = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
+        intrinsics = np.array([self.camera.fx, self.camera.fy, self.camera.cx, self.camera.cy])
+        for member, rotation, translation in zip(
+            self.members, poses.rotation, poses.translation, strict=True
+        ):
+            x, y = _expected(dense, intrinsics, rotation, translation)
+            warped = cv2.remap(member, x, y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
+            yield x, y, np.asarray(warped, np.float32)
 
 
 def _solve(patches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
