@@ -103,3 +103,13 @@ def test_positions_span_the_image_whatever_the_grid() -> None:
     right = 0.1 * torch.sin(torch.tensor(50 / (30**2 + 50**2) ** 0.5 * 4 / 5))
     torch.testing.assert_close(coarse[0, 0, 0, -1], right)
     torch.testing.assert_close(coarse[0, 0, :, 0], -right.expand(3))
+
+
+def test_motions_are_in_their_unit_and_fields_of_view_are_not() -> None:
+    torch.manual_seed(1)
+    tokens = torch.randn(2, 5, 32)
+    plain, small = camera_head(), camera_head()
+    small.motion_scale = 0.05
+    for one, other in zip(plain(tokens), small(tokens), strict=True):
+        torch.testing.assert_close(other[..., :6], 0.05 * one[..., :6])
+        torch.testing.assert_close(other[..., 6:], one[..., 6:])

@@ -5,7 +5,8 @@ import torch
 
 from anchor3r.model.config import MatchingConfig
 from anchor3r.model.local_correlation import local_correlation
-from anchor3r.model.matching import COARSE_STRIDE, ConvStem, Matcher, cell_pixels
+from anchor3r.model.matching import COARSE_STRIDE, ConvStem, Matcher, _local_mean, cell_pixels
+from anchor3r.model.peaks import peaks
 
 
 def test_compiled_correlation_equals_the_gathered_one() -> None:
@@ -51,3 +52,19 @@ def test_an_untrained_matcher_finds_a_shift_by_whole_cells(shift: tuple[int, int
     error = (matches.fine_center[0] - expected).norm(dim=-1)[inside]
     assert error.median() <= COARSE_STRIDE / 2
     assert (error < COARSE_STRIDE).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("size", [(24, 32), (5, 7)])
+def test_compiled_peaks_equal_the_plain_ones(size: tuple[int, int]) -> None:
+    """Although the compiled loop skips what cannot count."""
+    torch.manual_seed(0)
+    cells = size[0] * size[1]
+    current = torch.nn.functional.normalize(torch.randn(cells, 8), dim=-1)
+    other = torch.nn.functional.normalize(
+        current[torch.randperm(cells)] + 0.1 * torch.randn(cells, 8), dim=-1
+    )
+    logits = 20 * current @ other.T
+    plain = _local_mean(logits[None], logits[None].logsumexp(-1), *size)
+    cell, share = peaks(logits, size[1])
+    torch.testing.assert_close(cell, plain[0][0], rtol=0, atol=1e-4)
+    torch.testing.assert_close(share, plain[1][0], rtol=0, atol=1e-3)

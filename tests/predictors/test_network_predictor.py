@@ -48,7 +48,11 @@ def test_windows_name_the_right_frames(preset: str) -> None:
     measured = [predictor_step for p in [predictor(preset)] for predictor_step in map(p.step, frames(7))]
     for k, prediction in enumerate(measured):
         assert prediction.anchor == 3 * k
-        assert prediction.members.tolist() == [3 * j for j in range(max(0, k - 3), k)]
+        recent = [3 * j for j in range(max(0, k - 3), k)]
+        keyframes = [3 * j for j in range(0, max(0, k - 3), NetworkPredictorConfig().keyframe_interval)]
+        older = prediction.members[: len(prediction.members) - len(recent)].tolist()
+        assert prediction.members.tolist() == older + recent
+        assert set(older) <= set(keyframes if preset == "tiny" else [])
         assert np.allclose(np.linalg.det(prediction.member_from_anchor_rotation), 1)
         assert np.isfinite(prediction.member_from_anchor_translation).all()
         assert prediction.points_in_anchor is not None

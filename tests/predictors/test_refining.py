@@ -17,12 +17,18 @@ from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 
 CELLS = (24, 32)
-NUM_FRAMES = 7
+NUM_FRAMES = 9
 
 
 @pytest.fixture(scope="module")
 def frames() -> list[Frame]:
     uri = "world:201?kind=street&motion=driving&width=128&height=96&frames=60"
+    return list(open_source(uri, stop=NUM_FRAMES))
+
+
+@pytest.fixture(scope="module")
+def slow_frames() -> list[Frame]:
+    uri = "world:203?kind=open&motion=handheld&width=128&height=96&frames=300"
     return list(open_source(uri, stop=NUM_FRAMES))
 
 
@@ -77,12 +83,15 @@ def start_of(frame: Frame, ages: NDArray, poses: SE3, depth: NDArray) -> Reading
 
 
 def window(
-    frames: list[Frame], anchor: int, wrong: list[int], last: Reading | None
+    frames: list[Frame], anchor: int, wrong: list[int], last: Reading | None, *, older: bool = False
 ) -> tuple[Reading, SE3, NDArray]:
+    """The window that ends at `anchor`, refined, with its true poses and depths; `older` gives it more
+    images than it has members."""
     ages, poses, depth = truth(frames, anchor)
     camera = camera_of(frames[anchor])
     matches = matches_of(camera, poses, depth, wrong)
-    images = [grey(frame.image) for frame in frames[: anchor + 1]]
+    kept = range(0 if older else anchor - len(ages), anchor + 1)
+    images = {anchor - k: grey(frames[k].image) for k in kept}
     start = start_of(frames[anchor], ages, poses, depth)
     config = AdjustmentConfig()
     return refined(start, matches, torch.from_numpy(ages), images, camera, last, config), poses, depth
@@ -123,3 +132,43 @@ def test_a_wrong_window_before_does_no_harm(frames: list[Frame]) -> None:
     found, poses, _ = window(frames, 6, [], wrong)
     assert turn_errors_deg(found, poses).max() < 0.15
     assert length_errors(found, poses).max() < 0.03
+
+
+def test_older_frames_stay_in_sight(slow_frames: list[Frame]) -> None:
+    """And the depths are better for them."""
+    alone: Reading | None = None
+    helped: Reading | None = None
+    for anchor in (5, 6, 7, 8):
+        alone, _, depth = window(slow_frames, anchor, [], alone)
+        helped, _, _ = window(slow_frames, anchor, [], helped, older=True)
+    assert alone is not None
+    assert alone.ages.tolist() == [5, 4, 3, 2, 1]
+    assert helped is not None
+    assert sorted(helped.ages.tolist()) == [1, 2, 3, 4, 5, 6, 7, 8]
+    first, anchor_pose = slow_frames[0].camera_from_world, slow_frames[8].camera_from_world
+    assert first is not None
+    assert anchor_pose is not None
+    oldest = helped.ages.tolist().index(8)
+    true = (first @ anchor_pose.inverse()).rotation
+    assert np.degrees(rotation_angle(helped.rotation[oldest] @ true.T)) < 0.15
+    spread = [
+        np.median(np.abs(off - np.median(off)))
+        for off in (np.log(found.points[..., 2] / depth) for found in (alone, helped))
+    ]
+    assert spread[1] < spread[0]
+
+
+def test_an_older_frame_that_looks_different_is_lost(slow_frames: list[Frame]) -> None:
+    last, _, _ = window(slow_frames, 5, [], None)
+    aside = np.where((last.ages == 5)[:, None, None], so3_exp(np.array([0.0, 0.5, 0.0])), np.eye(3))
+    wrong = Reading(last.ages, aside @ last.rotation, last.translation, None, last.points, last.confidence)
+    found, _, _ = window(slow_frames, 6, [], wrong, older=True)
+    assert found.ages.tolist() == [5, 4, 3, 2, 1]
+
+
+def test_an_older_frame_is_given_up_when_it_is_far_behind(frames: list[Frame]) -> None:
+    found: Reading | None = None
+    for anchor in range(5, NUM_FRAMES):
+        found, _, _ = window(frames, anchor, [], found, older=True)
+    assert found is not None
+    assert 8 not in found.ages

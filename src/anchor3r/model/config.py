@@ -63,6 +63,9 @@ class NetworkConfig:
     """Blocks of the camera head."""
     camera_iterations: int = 4
     """Refinement rounds of the camera head."""
+    motion_scale: float = 1.0
+    """Unit of the camera head's translations and imaginary quaternion parts. Below 1 where the network is
+    trained from scratch: neighbouring frames move little, and a step of the optimiser moves every output."""
     point_features: int = 256
     """Width of the point head's fusion."""
     point_channels: tuple[int, int, int, int] = (256, 512, 1024, 1024)
@@ -127,7 +130,7 @@ PRESETS: dict[Preset, NetworkConfig] = {
     "tiny": NetworkConfig(
         encoder=None, matching=MatchingConfig(), patch_size=16, dim=128, depth=4, num_heads=4,
         num_registers=1, window=6, activation="relu2", layer_scale=0.2, offset_embedding=True,
-        head_layers=(0, 1, 2, 3), camera_depth=1, camera_iterations=2, point_features=32,
+        head_layers=(0, 1, 2, 3), camera_depth=1, camera_iterations=2, motion_scale=0.05, point_features=32,
         point_channels=(32, 48, 64, 64), point_kind="depth", point_stride=4,
     ),
 }  # fmt: skip

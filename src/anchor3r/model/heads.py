@@ -16,6 +16,8 @@ from anchor3r.model.layers import Block, Mlp
 
 POSE_DIM = 9
 """Numbers of a raw pose: translation (3), quaternion xyzw (4), vertical and horizontal field of view (2)."""
+_MOTION_DIM = 6
+"""The first of them, 0 where nothing moves: translation and the imaginary part of the quaternion."""
 
 
 def activate_pose(raw: Tensor) -> Tensor:
@@ -29,9 +31,12 @@ class CameraHead(nn.Module):
     The condition enters by adaptive layer normalisation: shift, scale and gate come from the embedded pose.
     """
 
-    def __init__(self, dim: int, *, depth: int = 4, num_heads: int = 16, iterations: int = 4) -> None:
+    def __init__(
+        self, dim: int, *, depth: int = 4, num_heads: int = 16, iterations: int = 4, motion_scale: float = 1.0
+    ) -> None:
         super().__init__()
         self.iterations = iterations
+        self.motion_scale = motion_scale
         self.empty_pose_tokens = nn.Parameter(torch.zeros(1, 1, POSE_DIM))
         self.token_norm = nn.LayerNorm(dim)
         self.embed_pose = nn.Linear(POSE_DIM, dim)
@@ -61,7 +66,8 @@ class CameraHead(nn.Module):
                     x = block(x, mask=mask)
                 rounds.append(previous + self.pose_branch(self.trunk_norm(x)))
                 previous = condition = rounds[-1].detach()
-            return rounds
+            unit = tokens.new_tensor([self.motion_scale] * _MOTION_DIM + [1.0] * (POSE_DIM - _MOTION_DIM))
+            return [raw * unit for raw in rounds]
 
 
 class ResidualConv(nn.Module):

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from anchor3r.model.config import MatchingConfig
 from anchor3r.model.local_correlation import local_correlation
+from anchor3r.model.peaks import has_kernel, peaks
 
 COARSE_STRIDE = 4
 FINE_STRIDE = 2
 TOKEN_STRIDE = 16
 _CELLS_PER_TOKEN = (TOKEN_STRIDE // COARSE_STRIDE) ** 2
 _NUMBERS_PER_MATCH = 4
+_NUMBERS_PER_RAY = 5
 
 
 @dataclass(frozen=True)
@@ -119,19 +121,17 @@ class Matcher(nn.Module):
         height, width = (side * FINE_STRIDE // COARSE_STRIDE for side in current[1].shape[1:3])
         # The temperature goes onto the small side: the product has P² entries.
         scaled = current[0] * self.log_temperature.exp()
-        if torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and has_kernel(scaled):
+            # One pair at a time, so that its similarities stay in the processor's cache.
+            kept = None
+            found = [peaks(one @ another.T, width) for one, another in zip(scaled, other[0], strict=True)]
+            cell, confidence = (torch.stack(part) for part in zip(*found, strict=True))
+        else:
             logits = torch.bmm(scaled, other[0].transpose(1, 2))
             kept = (logits, logits.logsumexp(-1))
             with torch.no_grad():
-                coarse, confidence = _local_mean(*kept, height, width)
-        else:
-            # One pair at a time, so that its similarities stay in the processor's cache.
-            kept = None
-            found = []
-            for one, another in zip(scaled, other[0], strict=True):
-                logits = (one @ another.T)[None]
-                found.append(_local_mean(logits, logits.logsumexp(-1), height, width))
-            coarse, confidence = (torch.cat(part) for part in zip(*found, strict=True))
+                cell, confidence = _local_mean(*kept, height, width)
+        coarse = cell * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2
         correlations, center = self._fine_patch(current[1], other[1], coarse)
         remainder = (coarse - center) / FINE_STRIDE
         out = self.refine(torch.cat([correlations.flatten(2), confidence[..., None], remainder], -1))
@@ -158,11 +158,11 @@ class Matcher(nn.Module):
 
 
 def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Pixel of the soft maximum in the 3×3 cells around the best one, and the share of all mass in them.
+    """Cell of the soft maximum in the 3×3 cells around the best one, and the share of all mass in them.
 
-    logits (B, P, P), log_sum (B, P) -> (B, P, 2), (B, P)
+    logits (B, P, P), log_sum (B, P) -> (B, P, 2) x, y, (B, P)
     """
-    best = _argmax(logits)
+    best = logits.argmax(-1)
     y, x = best // width, best % width
     steps = torch.tensor([-1, 0, 1], device=best.device)
     ys = (y[..., None, None] + steps[:, None]).expand(*best.shape, 3, 3).flatten(2)
@@ -172,17 +172,7 @@ def _local_mean(logits: Tensor, log_sum: Tensor, height: int, width: int) -> tup
     near = logits.gather(2, index).masked_fill(~inside, -torch.inf)
     weights = torch.softmax(near, -1)
     cell = torch.stack([(weights * xs).sum(-1), (weights * ys).sum(-1)], -1)
-    share = (near.logsumexp(-1) - log_sum).exp()
-    return cell * COARSE_STRIDE + (COARSE_STRIDE - 1) / 2, share
-
-
-def _argmax(x: Tensor) -> Tensor:
-    """Of the last axis, in two steps: on CPUs finding a maximum is vectorised, finding its place is not."""
-    block = next(k for k in (16, 8, 4, 2, 1) if x.shape[-1] % k == 0)
-    blocks = x.unflatten(-1, (-1, block))
-    which = blocks.amax(-1).argmax(-1, keepdim=True)
-    inside = blocks.gather(-2, which[..., None].expand(*which.shape, block))[..., 0, :].argmax(-1)
-    return which[..., 0] * block + inside
+    return cell, (near.logsumexp(-1) - log_sum).exp()
 
 
 def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> Tensor:
@@ -194,28 +184,41 @@ def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> 
 
 
 class MatchEmbedding(nn.Module):
-    """Tells the patch tokens what the correlation found, and along which rays they look."""
+    """Tells patch tokens and query groups what the correlation found, and along which rays.
+
+    A patch token hears of all members of the window. The group of one member hears of all patches: what each
+    says of that member, on average, which is where a motion shows.
+    """
 
     def __init__(self, num_slots: int, dim: int) -> None:
         super().__init__()
         self.num_slots = num_slots
-        numbers = num_slots * _CELLS_PER_TOKEN * _NUMBERS_PER_MATCH
-        self.matches = nn.Sequential(nn.Linear(numbers, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
-        self.rays = nn.Sequential(nn.Linear(5, dim), nn.ReLU(), nn.Linear(dim, dim))
+        numbers = _CELLS_PER_TOKEN * _NUMBERS_PER_MATCH
+        self.matches = nn.Sequential(
+            nn.Linear(num_slots * numbers, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
+        )
+        self.rays = nn.Sequential(nn.Linear(_NUMBERS_PER_RAY, dim), nn.ReLU(), nn.Linear(dim, dim))
+        self.members = nn.Sequential(
+            nn.Linear(numbers + _NUMBERS_PER_RAY, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim)
+        )
 
-    def forward(self, summary: Tensor, camera: Tensor, known: Tensor, size: tuple[int, int]) -> Tensor:
-        """summary (B, K, P, 4), camera (B, 4) fx, fy, cx, cy in pixels, known (B,) 0/1 -> (B, N, C)."""
+    def forward(
+        self, summary: Tensor, camera: Tensor, known: Tensor, size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """summary (B, K, P, 4), camera (B, 4) fx, fy, cx, cy in pixels, known (B,) 0/1 -> for the tokens
+        (B, N, C), for the members (B, K, C)."""
         h, w = size[0] // COARSE_STRIDE, size[1] // COARSE_STRIDE
         side = TOKEN_STRIDE // COARSE_STRIDE
         cells = summary.view(len(summary), self.num_slots, h // side, side, w // side, side, -1)
-        cells = cells.permute(0, 2, 4, 1, 3, 5, 6).flatten(3).flatten(1, 2)
+        cells = cells.permute(0, 2, 4, 1, 3, 5, 6).flatten(4).flatten(1, 2)
         pixels = cell_pixels(*size, device=summary.device).view(h // side, side, w // side, side, 2)
         middle = pixels.mean((1, 3)).flatten(0, 1)
         rays = (middle - camera[:, None, 2:]) / camera[:, None, :2]
         fov = (size[1] / 2 / camera[:, :1]).expand(-1, len(middle))[..., None]
         flags = known[:, None, None].expand(-1, len(middle), 1)
         extra = torch.cat([rays, fov, flags, rays.square().sum(-1, keepdim=True)], -1)
-        return self.matches(cells) + self.rays(extra)
+        of_member = torch.cat([cells, extra[:, :, None].expand(-1, -1, self.num_slots, -1)], -1)
+        return self.matches(cells.flatten(2)) + self.rays(extra), self.members(of_member).mean(1)
 
 
 def summarise(matches: Matches, pixels: Tensor, camera: Tensor) -> Tensor:

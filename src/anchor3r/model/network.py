@@ -133,7 +133,11 @@ class Anchor3RNetwork(nn.Module):
             self.age_embedding = nn.Parameter(0.02 * torch.randn(c.window, c.dim))
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.depth))
         self.camera_head = CameraHead(
-            2 * c.dim, depth=c.camera_depth, num_heads=c.num_heads, iterations=c.camera_iterations
+            2 * c.dim,
+            depth=c.camera_depth,
+            num_heads=c.num_heads,
+            iterations=c.camera_iterations,
+            motion_scale=c.motion_scale,
         )
         self.point_head = DPTHead(
             2 * c.dim, kind=c.point_kind, features=c.point_features, channels=c.point_channels
@@ -174,7 +178,7 @@ class Anchor3RNetwork(nn.Module):
         tokens, features = self._encode(image)
         cache.advance(features)
         ages = torch.tensor(cache.ages, device=image.device)
-        patches, matches, pairs = tokens, None, ages.new_zeros((0, 3))
+        patches, notes, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
         if features is not None:
             slots = sorted((age, slot) for slot, age in enumerate(cache.ages) if age > 0)
             index = [(b, 0, age) for age, _ in slots for b in range(len(image))]
@@ -182,16 +186,16 @@ class Anchor3RNetwork(nn.Module):
             others = [
                 torch.cat(level) for level in zip(*(cache.features(s) or [] for _, s in slots), strict=True)
             ]
-            current = [level.repeat(len(slots), *[1] * (level.ndim - 1)) for level in features]
-            matches, patches = self._match(tokens, current, others, pairs, camera, 1, size)
+            current = [level[None].expand(len(slots), *level.shape).flatten(0, 1) for level in features]
+            matches, patches, notes = self._match(tokens, current, others, pairs, camera, 1, size)
         groups = ages if self.config.gauge == "current" else ages.new_tensor([0])
         is_reference = (
             groups == 0 if self.config.gauge == "current" else ages.new_ones(1) * (cache.num_steps == 1)
         )
-        queries = self._instantiate(is_reference.bool()[None], groups[None]).expand(len(image), -1, -1, -1)
+        each = groups[None].expand(len(image), -1)
+        queries = self._instantiate(is_reference.bool().expand_as(each), each, notes)
         levels, pose_tokens = self._blocks(patches, queries, cache, (rows, cols))
-        ages = groups[None].expand(len(image), -1)
-        return self._decode(levels, pose_tokens, ages, size, camera, tokens, matches, pairs)
+        return self._decode(levels, pose_tokens, each, size, camera, tokens, matches, pairs)
 
     def forward(
         self, clips: Tensor, cameras: Tensor | None = None, probe: Probe | None = None
@@ -202,14 +206,14 @@ class Anchor3RNetwork(nn.Module):
         tokens, features = self._encode(clips.flatten(0, 1))
         camera = None if cameras is None else cameras.flatten(0, 1)
         memory = ClipMemory(self.config, b, s, clips.device)
-        patches, matches, pairs = tokens, None, memory.ages.new_zeros((0, 3))
+        patches, notes, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
         if features is not None:
             pairs = memory.pairs()
             anchor = pairs[:, 0] * s + pairs[:, 1]
             current = [level[anchor] for level in features]
             others = [level[anchor - pairs[:, 2]] for level in features]
-            matches, patches = self._match(tokens, current, others, pairs, camera, s, size)
-        queries = self._instantiate(memory.is_reference, memory.ages.clamp(min=0))
+            matches, patches, notes = self._match(tokens, current, others, pairs, camera, s, size)
+        queries = self._instantiate(memory.is_reference, memory.ages, notes)
         levels, pose_tokens = self._blocks(patches, queries, memory, self._grid(*size), probe)
         return self._decode(levels, pose_tokens, memory.ages, size, camera, tokens, matches, pairs)
 
@@ -266,8 +270,8 @@ class Anchor3RNetwork(nn.Module):
         camera: Tensor | None,
         num_frames: int,
         size: tuple[int, int],
-    ) -> tuple[Matches | None, Tensor]:
-        """Matches all pairs and adds what they say to the tokens (B', N, C) of the anchors."""
+    ) -> tuple[Matches | None, Tensor, Tensor]:
+        """Matches all pairs; what they say is in the tokens (B', N, C) and, by age, in (B', W - 1, C)."""
         known = torch.full((len(tokens),), float(camera is not None), device=tokens.device)
         if camera is None:
             camera = default_camera(*size, device=tokens.device).expand(len(tokens), -1)
@@ -279,13 +283,18 @@ class Anchor3RNetwork(nn.Module):
             anchor = pairs[:, 0] * num_frames + pairs[:, 1]
             found = summarise(matches, pixels, camera[anchor])
             summary = summary.index_put((anchor, pairs[:, 2] - 1), found.to(summary.dtype))
-        return matches, tokens + self.match_embedding(summary, camera, known, size)
+        to_tokens, by_age = self.match_embedding(summary, camera, known, size)
+        return matches, tokens + to_tokens, by_age
 
-    def _instantiate(self, is_reference: Tensor, ages: Tensor) -> Tensor:
-        """Query groups (B', M, G, C) from the templates, for groups (B', M)."""
+    def _instantiate(self, is_reference: Tensor, ages: Tensor, by_age: Tensor | None) -> Tensor:
+        """Query groups (B', M, G, C) from the templates, for groups (B', M), with notes (B', W - 1, C)."""
         queries = self.query_tokens[(~is_reference).long()]
         if self.config.offset_embedding:
-            queries = queries + self.age_embedding[ages][:, :, None]
+            queries = queries + self.age_embedding[ages.clamp(min=0)][:, :, None]
+        if by_age is not None:
+            index = (ages - 1).clamp(min=0)[..., None].expand(-1, -1, by_age.shape[-1])
+            notes = by_age.gather(1, index) * (ages > 0)[..., None]
+            queries = queries + notes[:, :, None]
         return queries
 
     def _blocks(

@@ -58,6 +58,10 @@ class NetworkPredictorConfig:
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
     """How."""
+    keyframe_interval: int = 6
+    """Every so many frames one stays in sight when it is too old for the network."""
+    keyframes: int = 4
+    """How many such frames windows are measured on besides their own: more are slower and more exact."""
     unit_sigma: float = 0.2
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
@@ -125,8 +129,10 @@ class NetworkPredictor:
         if self._stream is None:
             return {}
         state = {f"cache.{k}": v.cpu().numpy() for k, v in self._stream.cache.snapshot().items()}
-        state["indices"] = np.array(self._stream.indices, np.int64)
-        state["images"] = np.stack(self._stream.images)
+        state["num_frames"] = np.array(self._stream.num_frames)
+        state["numbers"] = np.array(list(self._stream.seen), np.int64)
+        state["indices"] = np.array([seen.index for seen in self._stream.seen.values()], np.int64)
+        state["images"] = np.stack([seen.image for seen in self._stream.seen.values()])
         state["size"] = np.array(self._stream.size)
         state["frame_size"] = np.array(self._stream.frame_size)
         state["unit_variance"] = np.array(self._stream.unit_variance)
@@ -153,11 +159,25 @@ class NetworkPredictor:
             cache,
             (height, width),
             (frame_height, frame_width),
-            [int(i) for i in state["indices"]],
-            list(state["images"]),
+            int(state["num_frames"]),
+            {
+                int(number): _Seen(int(index), image)
+                for number, index, image in zip(
+                    state["numbers"], state["indices"], state["images"], strict=True
+                )
+            },
             last,
             float(state["unit_variance"]),
         )
+
+    def _remember(self, stream: _Stream, seen: _Seen) -> None:
+        """Takes the newest frame into a stream and forgets those that are neither recent nor keyframes."""
+        stream.seen[stream.num_frames] = seen
+        stream.num_frames += 1
+        oldest = stream.num_frames - self.window
+        keyframes = [n for n in stream.seen if n < oldest and n % self._config.keyframe_interval == 0]
+        kept = keyframes[max(0, len(keyframes) - self._config.keyframes) :]
+        stream.seen = {n: frame for n, frame in stream.seen.items() if n >= oldest or n in kept}
 
     def _steadied(self, stream: _Stream, reading: Reading, camera: Pinhole) -> Reading:
         """The window in the stream's unit: carried over from window to window, pulled to the network's own.
@@ -181,7 +201,7 @@ class NetworkPredictor:
         frame_size = (frame.image.shape[0], frame.image.shape[1])
         size = network_size(*frame_size, self._network.config, self._config)
         unit_variance = self._config.unit_sigma**2
-        return _Stream(self._network.new_cache(*size), size, frame_size, [], [], None, unit_variance)
+        return _Stream(self._network.new_cache(*size), size, frame_size, 0, {}, None, unit_variance)
 
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and what follows from it."""
@@ -192,17 +212,18 @@ class NetworkPredictor:
         camera = None if known is None else _camera_tensor(known, self._device)
         with torch.inference_mode():
             output = self._network.stream(pixels, stream.cache, camera)
-        stream.indices = [*stream.indices, frame.index][-self.window :]
-        stream.images = [*stream.images, grey(image)][-self.window :]
+        self._remember(stream, _Seen(frame.index, grey(image)))
         seen_with = known or _estimated_camera(output, height, width)
         reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
         if output.matches is not None and self._config.adjust:
+            images = {age: seen.image for age, seen in stream.by_age().items()}
             reading = refined(
-                reading, output.matches, output.pairs[:, 2], stream.images, seen_with, stream.last,
+                reading, output.matches, output.pairs[:, 2], images, seen_with, stream.last,
                 self._config.adjustment,
             )  # fmt: skip
         reading = self._steadied(stream, reading, seen_with).loosened()
-        members = np.array([stream.indices[-1 - age] for age in reading.ages], np.int64)
+        by_age = stream.by_age()
+        members = np.array([by_age[int(age)].index for age in reading.ages], np.int64)
         order = np.argsort(members)
         return WindowPrediction(
             anchor=frame.index,
@@ -221,6 +242,15 @@ class NetworkPredictor:
 _KEPT_OF_LAST = ("ages", "rotation", "translation", "points", "confidence")
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What is kept of a frame."""
+
+    index: int
+    image: NDArray[np.uint8]
+    """(H, W), grey, of the network's size"""
+
+
 @dataclass
 class _Stream:
     """State of one stream."""
@@ -230,14 +260,18 @@ class _Stream:
     """(H, W) of the network's images"""
     frame_size: tuple[int, int]
     """(H, W) of the frames"""
-    indices: list[int]
-    """Frames in the window, oldest first"""
-    images: list[NDArray[np.uint8]]
-    """(H, W) each, grey, of the same frames"""
+    num_frames: int
+    """Taken so far"""
+    seen: dict[int, _Seen]
+    """Frames of the window and older keyframes, oldest first, by how many came before them"""
     last: Reading | None
     """The window before, in the stream's unit, without covariances"""
     unit_variance: float
     """Of the logarithm of the stream's unit"""
+
+    def by_age(self) -> dict[int, _Seen]:
+        """The same frames by how many came after them."""
+        return {self.num_frames - 1 - number: seen for number, seen in self.seen.items()}
 
 
 def network_size(

@@ -2,14 +2,16 @@
 
 The network's matches give poses and depths, except for members that are far away in the image: there they
 fail together. The window before has seen those members from nearer, so its poses, chained to the newest one,
-are a better guess, unless the pictures say otherwise. From there on matches are measured on the images.
+are a better guess, unless the pictures say otherwise. In the same way a few frames that are too old for the
+network stay in sight, from window to window: they see the depths from farther apart. From there on matches
+are measured on the images.
 
 Shapes: K members, P cells of the correlation stem.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -26,22 +28,28 @@ from anchor3r.predictors.window_adjustment import AdjustmentConfig, WindowGeomet
 _OCTAVES = (1, 0)
 """Matches are measured in half the size, where a step reaches farther, then in full."""
 _FAR_MORE = 1.5
-"""Matches that fail together say that nothing has moved, which is not so unlike on a road under a sky."""
+"""By how much a member has to look less like the anchor for its matches to be believed instead: matches that
+fail together say that nothing has moved, which is not so unlike on a road under a sky."""
+_FAR_OFF = 6.0
+"""And by how much an older one, than the window's other members, to be lost from sight."""
+_FARTHEST = 0.25
+"""Motion over depth, beyond which an older member is given up: it sees another size of everything, and the
+window's own members are far enough apart by then."""
 
 
 def refined(
     reading: Reading,
     matches: Matches,
     ages: Tensor,
-    images: Sequence[NDArray[np.uint8]],
+    images: Mapping[int, NDArray[np.uint8]],
     camera: Pinhole,
     last: Reading | None,
     config: AdjustmentConfig,
 ) -> Reading:
-    """The reading with poses and depths that fit the images.
+    """The reading with poses and depths that fit the images, and with members of which there is only that.
 
-    ages (pairs,) says which member each match is of; images are the window's, grey, oldest first; `last` is
-    the window before, in any unit.
+    ages (pairs,) says which member each match is of; images, grey, are by age, those of older frames among
+    them; `last` is the window before, in any unit.
     """
     order = [int(np.flatnonzero(ages.cpu().numpy() == age)[0]) for age in reading.ages]
     focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
@@ -58,12 +66,11 @@ def refined(
     )
     start = result.settled(predicted, config)
     shape = reading.points.shape[:2]
+    if last is not None:
+        reading, start, seen = _with_last(reading, start, seen, last, images, camera)
+        predicted = replace(start, log_inverse_depth=predicted.log_inverse_depth)
     for octaves in _OCTAVES:
         view = WindowView.of(images, reading.ages, camera, octaves)
-        if last is not None and octaves == _OCTAVES[0]:
-            chained = _chained(_placed(reading, rays, start), start, last, camera)
-            start = _better(view, start, chained, shape)
-            predicted = replace(start, log_inverse_depth=predicted.log_inverse_depth)
         inverse_depth = np.exp(start.log_inverse_depth).reshape(shape)
         matched, information = view.align(inverse_depth, SE3(start.rotation, start.translation))
         result = adjust_window(
@@ -79,6 +86,52 @@ def refined(
     )
 
 
+def _with_last(
+    reading: Reading,
+    geometry: WindowGeometry,
+    seen: NDArray[np.float64],
+    last: Reading,
+    images: Mapping[int, NDArray[np.uint8]],
+    camera: Pinhole,
+) -> tuple[Reading, WindowGeometry, NDArray[np.float64]]:
+    """The window as far as the last one knows it better: poses of its members, and older members.
+
+    seen (K, ...) is how far to believe that each cell is visible in a member, 1 in older ones.
+    """
+    rays = reading.points.reshape(-1, 3)[:, :2] / reading.points.reshape(-1, 3)[:, 2:]
+    log_unit, sigma = compare_units(_placed(reading, rays, geometry), last, camera)
+    if sigma is None:
+        return reading, geometry, seen
+    num_matched = len(reading.ages)
+    older = [age for age in images if age > reading.ages.max() and age - 1 in last.ages]
+    reading = replace(reading, ages=np.array([*reading.ages, *older], np.int64))
+    geometry = replace(
+        geometry,
+        rotation=np.concatenate([geometry.rotation, np.tile(np.eye(3), (len(older), 1, 1))]),
+        translation=np.concatenate([geometry.translation, np.zeros((len(older), 3))]),
+    )
+    seen = np.concatenate([seen, np.ones((len(older), *seen.shape[1:]))])
+    chained = _chained(reading.ages, geometry, last, log_unit)
+    view = WindowView.of(images, reading.ages, camera, _OCTAVES[0])
+    inverse_depth = np.exp(geometry.log_inverse_depth).reshape(reading.points.shape[:2])
+    of_chained = view.misfit(inverse_depth, SE3(chained.rotation, chained.translation))
+    of_matched = replace(view, members=view.members[:num_matched]).misfit(
+        inverse_depth, SE3(geometry.rotation[:num_matched], geometry.translation[:num_matched])
+    )
+    take = of_chained[:num_matched] < _FAR_MORE * of_matched
+    typical = float(np.median(np.minimum(of_chained[:num_matched], of_matched)))
+    moved = np.linalg.norm(chained.translation[num_matched:], axis=1) * float(np.median(inverse_depth))
+    take = np.append(take, (of_chained[num_matched:] < _FAR_OFF * typical) & (moved < _FARTHEST))
+    kept = take | (np.arange(len(take)) < num_matched)
+    rotation = np.where(take[:, None, None], chained.rotation, geometry.rotation)
+    translation = np.where(take[:, None], chained.translation, geometry.translation)
+    return (
+        replace(reading, ages=reading.ages[kept]),
+        replace(geometry, rotation=rotation[kept], translation=translation[kept]),
+        seen[kept],
+    )
+
+
 def _placed(reading: Reading, rays: NDArray[np.float64], geometry: WindowGeometry) -> Reading:
     """The reading with that geometry; rays (P, 2) are those of its cells."""
     points = np.concatenate([rays, np.ones((len(rays), 1))], 1) / np.exp(geometry.log_inverse_depth)[:, None]
@@ -90,38 +143,22 @@ def _placed(reading: Reading, rays: NDArray[np.float64], geometry: WindowGeometr
     )
 
 
-def _chained(reading: Reading, geometry: WindowGeometry, last: Reading, camera: Pinhole) -> WindowGeometry:
-    """The reading's geometry with poses by way of the anchor before, where the last window has them.
+def _chained(
+    ages: NDArray[np.int64], geometry: WindowGeometry, last: Reading, log_unit: float
+) -> WindowGeometry:
+    """The geometry with poses by way of the anchor before, where the last window has them.
 
-    That anchor, of age 1 now, is what the last window's poses are relative to.
+    That anchor, of age 1 now, is what the last window's poses are relative to; `log_unit` is how its unit
+    compares.
     """
-    log_unit, sigma = compare_units(reading, last, camera)
-    if sigma is None:
-        return geometry
     rotation, translation = geometry.rotation.copy(), geometry.translation.copy()
-    newest = int(np.flatnonzero(reading.ages == 1)[0])
-    for k, age in enumerate(reading.ages):
+    newest = int(np.flatnonzero(ages == 1)[0])
+    for k, age in enumerate(ages):
         for before in np.flatnonzero(last.ages == age - 1):
             rotation[k] = last.rotation[before] @ geometry.rotation[newest]
             translation[k] = last.rotation[before] @ geometry.translation[newest]
             translation[k] += last.translation[before] * np.exp(-log_unit)
     return replace(geometry, rotation=rotation, translation=translation)
-
-
-def _better(
-    view: WindowView, matched: WindowGeometry, chained: WindowGeometry, cells: tuple[int, int]
-) -> WindowGeometry:
-    """For each member the chained pose, unless the matched one makes it look far more like the anchor."""
-    inverse_depth = np.exp(matched.log_inverse_depth).reshape(cells)
-    of_matched, of_chained = (
-        view.misfit(inverse_depth, SE3(found.rotation, found.translation)) for found in (matched, chained)
-    )
-    take = of_chained < _FAR_MORE * of_matched
-    return replace(
-        matched,
-        rotation=np.where(take[:, None, None], chained.rotation, matched.rotation),
-        translation=np.where(take[:, None], chained.translation, matched.translation),
-    )
 
 
 def _as_right_perturbation(

@@ -11,7 +11,7 @@ Shapes: H × W pixels, h × w cells, P = h w, K members.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import cv2
@@ -63,10 +63,10 @@ class WindowView:
 
     @staticmethod
     def of(
-        images: Sequence[NDArray[np.uint8]], ages: NDArray[np.int64], camera: Pinhole, octaves: int
+        images: Mapping[int, NDArray[np.uint8]], ages: NDArray[np.int64], camera: Pinhole, octaves: int
     ) -> WindowView:
-        """Of images, oldest first, at 2^-octaves of their size; the anchor is the last, ages count back."""
-        anchor, *members = (reduced(images[-1 - age], octaves) for age in (0, *ages))
+        """Of images, by age, at 2^-octaves of their size; the anchor has age 0."""
+        anchor, *members = (reduced(images[age], octaves) for age in (0, *ages))
         return WindowView(anchor, members, camera.resized(anchor.shape[1], anchor.shape[0]))
 
     def align(

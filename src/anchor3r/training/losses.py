@@ -24,6 +24,8 @@ from anchor3r.training.match_loss import match_loss
 
 _SHORT_STEP = 0.005
 """Translations below this, in mean distances of the points, count less where directions are measured."""
+_SHORT_PREDICTION = 0.2
+"""Predicted translations below this part of the true one count as shorter instead of less certain."""
 _LENGTH_WEIGHT = 0.3
 """Of an error in log length against one in direction."""
 
@@ -154,7 +156,9 @@ class Loss:
         if self.config.translation == "l1":
             return (true - predicted).abs().clamp(max=100).sum(-1)
         length, found = (x.norm(dim=-1).clamp(min=1e-6) for x in (true, predicted))
-        turned = (true / length[..., None] - predicted / found[..., None]).norm(dim=-1)
+        # A prediction of nearly no motion would have a gradient without bound.
+        direction = predicted / torch.maximum(found, _SHORT_PREDICTION * length)[..., None]
+        turned = (true / length[..., None] - direction).norm(dim=-1)
         stretched = (length / found).log().abs().clamp(max=3)
         # A step too short to see has no direction.
         return (length / _SHORT_STEP).clamp(max=1) * (turned + _LENGTH_WEIGHT * stretched)
