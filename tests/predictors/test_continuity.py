@@ -46,6 +46,18 @@ def test_the_ratio_of_units_of_one_scene(this: Reading, last: Reading, factor: f
     assert ratio == pytest.approx(np.log(factor), abs=1e-4), "between cells of a plane it is exact"
 
 
+def test_a_ratio_follows_what_was_measured(this: Reading, last: Reading) -> None:
+    """Two thirds of the cells were not, and are a fifth farther away than they were."""
+    points, confidence = this.points.copy(), this.confidence.copy()
+    points[:16] *= 1.2
+    confidence[:16] = confidence_of(np.array(1.0))
+    vague = replace(this, points=points, confidence=confidence)
+    measured = replace(vague, covariance=np.eye(6)[None])
+    assert compare_units(measured, last, CAMERA)[0] == pytest.approx(0, abs=1e-3)
+    # What is not adjusted has a confidence of another kind, which does not count.
+    assert compare_units(vague, last, CAMERA)[0] == pytest.approx(-np.log(1.2), abs=0.05)
+
+
 def test_without_a_common_view_there_is_no_ratio(this: Reading, last: Reading) -> None:
     assert compare_units(this, None, CAMERA) == (0.0, None)
     aside = replace(this, rotation=so3_exp(np.array([0.0, 2.0, 0.0]))[None])

@@ -22,9 +22,11 @@ from anchor3r.predictors.reading import Reading, confidence_of, information_of
 
 _SMALLEST_SPREAD = 0.002
 """Ratios of units are never trusted further than this (standard deviation of the logarithm)."""
-_MOTION_SPREAD = 0.6
+_MOTION_SPREAD = 0.4
 """Nor further than this part of the motion over the depth: on a road all matches err a little to the same
 side, which the spread between cells does not show."""
+_RATIO_SPREAD = 0.05
+"""Of the ratio of two depths of one cell, however well both are known."""
 _FEWEST = 16
 """Cells that a ratio is taken from."""
 
@@ -67,17 +69,30 @@ def compare_units(reading: Reading, last: Reading | None, camera: Pinhole) -> tu
     """log(unit of the window / unit of the one before) and its spread; None if they share too little."""
     if last is None or 1 not in reading.ages:
         return 0.0, None
-    log_ratio, _, _ = _recalled(reading, last, camera)
-    log_ratio = log_ratio[np.isfinite(log_ratio)]
+    log_ratio, _, known = _recalled(reading, last, camera)
+    shared = np.isfinite(log_ratio)
+    log_ratio = log_ratio[shared]
     if len(log_ratio) < _FEWEST:
         return 0.0, None
-    middle = float(np.median(log_ratio))
+    # Where little was measured, both depths are near what the network predicts, but not equally near: a
+    # window is more so than what has gathered since. Such cells make a unit creep.
+    weight = np.ones(len(log_ratio))
+    if reading.covariance is not None:
+        own = information_of(reading.confidence).reshape(-1)[shared]
+        weight = 1 / (1 / np.maximum(own, 1e-6) + 1 / np.maximum(known[shared], 1e-6) + _RATIO_SPREAD**2)
+    middle = _weighted_median(log_ratio, weight)
     spread = 1.4826 * float(np.median(np.abs(log_ratio - middle)))
     step = float(np.linalg.norm(reading.translation[reading.ages == 1]))
     motion = step * float(np.median(1 / reading.points[..., 2]))
     # Neighbouring cells err together: count one in sixteen.
     sigma = 1.2533 * spread / np.sqrt(len(log_ratio) / COARSE_STRIDE**2)
     return middle, max(sigma, _MOTION_SPREAD * motion, _SMALLEST_SPREAD)
+
+
+def _weighted_median(values: NDArray[np.float64], weight: NDArray[np.float64]) -> float:
+    order = np.argsort(values)
+    mass = np.cumsum(weight[order])
+    return float(values[order[np.searchsorted(mass, mass[-1] / 2)]])
 
 
 def with_memory(reading: Reading, last: Reading, camera: Pinhole) -> Reading:

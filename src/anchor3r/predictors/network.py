@@ -62,7 +62,7 @@ class NetworkPredictorConfig:
     """Every so many frames one stays in sight when it is too old for the network."""
     keyframes: int = 4
     """How many such frames windows are measured on besides their own: more are slower and more exact."""
-    unit_sigma: float = 0.2
+    unit_sigma: float = 0.3
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
 

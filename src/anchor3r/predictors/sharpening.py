@@ -80,7 +80,7 @@ class WindowView:
         camera, (rows, columns) = self.camera, inverse_depth.shape
         sigma = _PATCH_SIGMA_PX * columns / self.anchor.shape[1]
         expected, patches = [], []
-        for x, y, warped in self._warped(inverse_depth, poses):
+        for x, y, warped in self._warped(inverse_depth, poses, cv2.INTER_LANCZOS4):
             expected.append((x, y))
             moments = _moments(self.anchor, warped, x, y, rows, columns)
             patches.append(cv2.GaussianBlur(moments, (5, 5), sigma, borderType=cv2.BORDER_REPLICATE))
@@ -97,14 +97,16 @@ class WindowView:
         """
         found = []
         height, width = self.anchor.shape
-        for x, y, warped in self._warped(inverse_depth, poses):
+        for x, y, warped in self._warped(inverse_depth, poses, cv2.INTER_LINEAR):
             inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
             off = (self.anchor - warped)[inside]
             enough = 4 * off.size > inside.size
             found.append(float(np.mean(np.abs(off - np.median(off)))) if enough else np.inf)
         return np.array(found)
 
-    def _warped(self, inverse_depth: NDArray[np.float64], poses: SE3) -> Iterator[tuple[Grey, Grey, Grey]]:
+    def _warped(
+        self, inverse_depth: NDArray[np.float64], poses: SE3, interpolation: int
+    ) -> Iterator[tuple[Grey, Grey, Grey]]:
         """For each member, where the anchor's pixels are in it, x and y, and how it looks from there."""
         size = (self.anchor.shape[1], self.anchor.shape[0])
         dense = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
@@ -113,7 +115,7 @@ class WindowView:
             self.members, poses.rotation, poses.translation, strict=True
         ):
             x, y = _expected(dense, intrinsics, rotation, translation)
-            warped = cv2.remap(member, x, y, cv2.INTER_LANCZOS4, borderMode=cv2.BORDER_REPLICATE)
+            warped = cv2.remap(member, x, y, interpolation, borderMode=cv2.BORDER_REPLICATE)
             yield x, y, np.asarray(warped, np.float32)
 
 
