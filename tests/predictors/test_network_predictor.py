@@ -89,6 +89,24 @@ def test_relate_leaves_the_stream_alone() -> None:
         first.relate(stream[:4], stream[4])
 
 
+def test_places_are_looked_at_once_and_not_mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of a place changes no result; other pictures under the same numbers are another place."""
+    shown, other = frames(7), frames(3, seed=9)
+    steady, fresh = predictor(), [predictor() for _ in range(3)]
+    steps: list[int] = []
+    advance = NetworkPredictor._advance
+    monkeypatch.setattr(
+        NetworkPredictor, "_advance", lambda p, s, f: steps.append(f.index) or advance(p, s, f)
+    )
+    for members, anchor in ((shown[:3], shown[4]), (shown[:3], shown[6]), (other, shown[4])):
+        steps.clear()
+        found = steady.relate(members, anchor)
+        assert steps == ([18] if anchor is shown[6] else [0, 3, 6, 12])
+        expected = fresh.pop().relate(members, anchor)
+        assert np.array_equal(found.member_from_anchor_translation, expected.member_from_anchor_translation)
+        assert np.array_equal(found.points_in_anchor, expected.points_in_anchor)  # type: ignore[arg-type]
+
+
 def test_unknown_intrinsics_are_estimated_and_reported() -> None:
     measured = [step for p in [predictor()] for step in map(p.step, frames(3, known=False))]
     assert measured[-1].intrinsics is not None

@@ -34,9 +34,9 @@ def has_kernel(descriptors: Tensor) -> bool:
 
 
 @numba.njit(inline="always")
-def _exponential(x: float) -> float:
+def _exponential(x: np.float32) -> np.float32:
     """e^x for x in -100 … 0 to 1e-4 of e^x + e^-10, by operations that a processor does eight at a time."""
-    x = max(x, _LOWEST) * np.float32(1 / 256)
+    x = (x if x > _LOWEST else _LOWEST) * np.float32(1 / 256)
     power = np.float32(1) + x * (np.float32(1) + np.float32(0.5) * x)
     for _ in range(8):
         power *= power
@@ -63,7 +63,7 @@ def _peaks(logits: NDArray, width: int, cell: NDArray, share: NDArray) -> None:
         total = np.float32(0)
         for q in range(num_cells):
             total += _exponential(row[q] - top)
-        best = _BLOCK * np.argmax(highest)
+        best = _BLOCK * int(np.argmax(highest))
         while row[best] < top:
             best += 1
         x, y = best % width, best // width

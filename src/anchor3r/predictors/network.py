@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,7 @@ class NetworkPredictor:
         self._name, self._config = name, config or NetworkPredictorConfig()
         self._digest = digest
         self._stream: _Stream | None = None
+        self._places: OrderedDict[Hashable, _Stream] = OrderedDict()
         if self._config.compile:
             self._network.compile_parts()
         if network.config.matching is not None:
@@ -120,10 +123,7 @@ class NetworkPredictor:
             raise ValueError(
                 f"a window of {self.window} takes 1 to {self.window - 1} members, not {len(members)}"
             )
-        stream = self._new_stream(anchor)
-        for frame in members:
-            self._advance(stream, frame)
-        return self._advance(stream, anchor)
+        return self._advance(self._prepared(members, anchor), anchor)
 
     def snapshot(self) -> dict[str, NDArray]:
         if self._stream is None:
@@ -170,14 +170,32 @@ class NetworkPredictor:
             float(state["unit_variance"]),
         )
 
+    def _prepared(self, members: Sequence[Frame], anchor: Frame) -> _Stream:
+        """A stream that has seen the members. Loops come in groups that share them, so the last are kept."""
+        key = (
+            anchor.image.shape,
+            *((frame.index, frame.intrinsics, _fingerprint(frame)) for frame in members),
+        )
+        ready = self._places.pop(key, None)
+        if ready is None:
+            ready = self._new_stream(anchor)
+            for frame in members:
+                self._advance(ready, frame)
+        self._places[key] = ready
+        while sum(stream.cache.nbytes for stream in self._places.values()) > _PLACES_BYTES:
+            self._places.popitem(last=False)
+        cache = self._network.new_cache(*ready.size)
+        cache.restore(ready.cache.snapshot())
+        return replace(ready, cache=cache)
+
     def _remember(self, stream: _Stream, seen: _Seen) -> None:
         """Takes the newest frame into a stream and forgets those that are neither recent nor keyframes."""
-        stream.seen[stream.num_frames] = seen
+        frames = {**stream.seen, stream.num_frames: seen}
         stream.num_frames += 1
         oldest = stream.num_frames - self.window
-        keyframes = [n for n in stream.seen if n < oldest and n % self._config.keyframe_interval == 0]
+        keyframes = [n for n in frames if n < oldest and n % self._config.keyframe_interval == 0]
         kept = keyframes[max(0, len(keyframes) - self._config.keyframes) :]
-        stream.seen = {n: frame for n, frame in stream.seen.items() if n >= oldest or n in kept}
+        stream.seen = {n: frame for n, frame in frames.items() if n >= oldest or n in kept}
 
     def _steadied(self, stream: _Stream, reading: Reading, camera: Pinhole) -> Reading:
         """The window in the stream's unit: carried over from window to window, pulled to the network's own.
@@ -239,6 +257,8 @@ class NetworkPredictor:
         )
 
 
+_PLACES_BYTES = 64 * 2**20
+"""Of the caches of places that loops were related to, in all."""
 _KEPT_OF_LAST = ("ages", "rotation", "translation", "points", "confidence")
 
 
@@ -294,6 +314,10 @@ def describe(tokens: Tensor) -> NDArray[np.float32]:
     """Global description (3 C,) of an image from its encoder tokens (N, C): mean, spread and peak."""
     parts = [tokens.mean(0), tokens.std(0), tokens.amax(0)]
     return torch.cat(parts).float().cpu().numpy()
+
+
+def _fingerprint(frame: Frame) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(frame.image).data, digest_size=16).digest()
 
 
 def _camera_tensor(camera: Pinhole, device: torch.device) -> Tensor:

@@ -98,7 +98,8 @@ def _with_last(
 
     seen (K, ...) is how far to believe that each cell is visible in a member, 1 in older ones.
     """
-    rays = reading.points.reshape(-1, 3)[:, :2] / reading.points.reshape(-1, 3)[:, 2:]
+    points = reading.points.reshape(-1, 3).astype(np.float64)
+    rays = points[:, :2] / points[:, 2:]
     log_unit, sigma = compare_units(_placed(reading, rays, geometry), last, camera)
     if sigma is None:
         return reading, geometry, seen
