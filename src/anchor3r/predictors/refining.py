@@ -62,7 +62,7 @@ def refined(
     predicted = WindowGeometry(reading.rotation, reading.translation, -np.log(np.maximum(depth, 1e-6)))
     information = weight * np.diag(focal**2)
     result = adjust_window(
-        rays, matched, information, predicted, predicted, config, iterations=6, patience=8.0
+        rays, matched, information, predicted, predicted, config, iterations=5, patience=8.0
     )
     start = result.settled(predicted, config)
     shape = reading.points.shape[:2]
@@ -74,7 +74,7 @@ def refined(
         inverse_depth = np.exp(start.log_inverse_depth).reshape(shape)
         matched, information = view.align(inverse_depth, SE3(start.rotation, start.translation))
         result = adjust_window(
-            rays, matched, information * seen, predicted, start, config, iterations=4, patience=2.0
+            rays, matched, information * seen, predicted, start, config, iterations=3, patience=2.0
         )
         start = result.settled(predicted, config)
     return replace(
