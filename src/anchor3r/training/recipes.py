@@ -148,7 +148,7 @@ def tiny() -> Recipe:
             clip_norm=20.0,
         ),
         accumulate=2,
-        steps=2_250,
+        steps=30_000,
         ema_decay=0.998,
         known_camera_probability=0.8,
     )
