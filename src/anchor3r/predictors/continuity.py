@@ -65,6 +65,14 @@ def _recalled(reading: Reading, last: Reading, camera: Pinhole) -> tuple[NDArray
     return -np.log(inverse * ahead[:, 2]), log_depth, np.where(np.isnan(log_depth), 0, known)
 
 
+def recalled_depth(reading: Reading, last: Reading, camera: Pinhole) -> NDArray[np.float64]:
+    """(P,) logarithms of the depths that the anchor before had, moved to the reading's anchor; its own where
+    that one has not seen them. Both are in one unit."""
+    _, log_depth, known = _recalled(reading, last, camera)
+    own = np.log(np.maximum(reading.points[..., 2].reshape(-1).astype(np.float64), 1e-6))
+    return np.where(known > 0, log_depth, own)
+
+
 def compare_units(reading: Reading, last: Reading | None, camera: Pinhole) -> tuple[float, float | None]:
     """log(unit of the window / unit of the one before) and its spread; None if they share too little."""
     if last is None or 1 not in reading.ages:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.model.matching import Matches
-from anchor3r.predictors.continuity import compare_units
+from anchor3r.predictors.continuity import compare_units, recalled_depth
 from anchor3r.predictors.reading import Reading, confidence_of
 from anchor3r.predictors.sharpening import WindowView
 from anchor3r.predictors.window_adjustment import AdjustmentConfig, WindowGeometry, adjust_window
@@ -62,11 +62,13 @@ def refined(
     predicted = WindowGeometry(reading.rotation, reading.translation, -np.log(np.maximum(depth, 1e-6)))
     information = weight * np.diag(focal**2)
     result = adjust_window(
-        rays, matched, information, predicted, predicted, config, iterations=5, patience=8.0
-    )
+        rays, matched, information, predicted, predicted, replace(config, depth_sigma=config.start_sigma),
+        iterations=5, patience=8.0,
+    )  # fmt: skip
     start = result.settled(predicted, config)
     shape = reading.points.shape[:2]
     if last is not None:
+        start = _likelier(start, _carried_on(reading, last, camera), reading.ages, images, camera, shape)
         reading, start, seen = _with_last(reading, start, seen, last, images, camera)
         predicted = replace(start, log_inverse_depth=predicted.log_inverse_depth)
     for octaves in _OCTAVES:
@@ -84,6 +86,49 @@ def refined(
         .reshape(reading.confidence.shape)
         .astype(np.float32),
     )
+
+
+def _carried_on(reading: Reading, last: Reading, camera: Pinhole) -> WindowGeometry | None:
+    """The window as it is if the camera has gone on moving as before and the surfaces are where they were.
+
+    None if the windows share too little. It is in the reading's unit.
+    """
+    before = np.flatnonzero(last.ages == 1)
+    if not len(before) or 1 not in reading.ages:
+        return None
+    rotation, translation = reading.rotation.copy(), reading.translation.copy()
+    newest = int(np.flatnonzero(reading.ages == 1)[0])
+    rotation[newest], translation[newest] = last.rotation[before[0]], last.translation[before[0]]
+    moved = replace(reading, rotation=rotation, translation=translation, covariance=None)
+    log_unit, sigma = compare_units(replace(moved, translation=0 * translation), last, camera)
+    if sigma is None:
+        return None
+    in_last_unit = replace(moved, points=reading.points * np.float32(np.exp(log_unit)))
+    log_depth = recalled_depth(in_last_unit, last, camera) - log_unit
+    geometry = WindowGeometry(rotation, translation * np.exp(-log_unit), -log_depth)
+    return _chained(reading.ages, geometry, last, log_unit)
+
+
+def _likelier(
+    matched: WindowGeometry,
+    carried_on: WindowGeometry | None,
+    ages: NDArray[np.int64],
+    images: Mapping[int, NDArray[np.uint8]],
+    camera: Pinhole,
+    cells: tuple[int, int],
+) -> WindowGeometry:
+    """The one of the two that makes the members look more like the anchor.
+
+    Matches of a few frames of which much is far away or flat can be explained by a turn, too.
+    """
+    if carried_on is None:
+        return matched
+    view = WindowView.of(images, ages, camera, _OCTAVES[0])
+    misfits = [
+        np.median(view.misfit(np.exp(g.log_inverse_depth).reshape(cells), SE3(g.rotation, g.translation)))
+        for g in (matched, carried_on)
+    ]
+    return carried_on if misfits[1] < misfits[0] else matched
 
 
 def _with_last(

@@ -25,9 +25,12 @@ class AdjustmentConfig:
 
     robust_scale: float = 2.0
     """Errors of a match beyond so many of its own standard deviations lose weight (Geman–McClure)."""
+    start_sigma: float = 0.8
+    """Spread of the predicted log depths while poses are sought: of two motions that a plane allows, they
+    tell the right one."""
     depth_sigma: float = 3.0
-    """Spread of the predicted log depths while poses are sought, counted as if cells were independent. They
-    are not: a network draws all that is far nearer, and a short window can hardly object."""
+    """The same once they are found, counted as if cells were independent. They are not: a network draws all
+    that is far nearer, and a short window can hardly object."""
     blend_sigma: float = 0.25
     """Spread of the predicted log depths, about the window's own unit, when depths are settled."""
     rotation_sigma_deg: float = 3.0
