@@ -125,6 +125,16 @@ def test_the_window_before_helps_where_matches_fail(frames: list[Frame]) -> None
     assert turn_errors_deg(helped, poses).max() < 0.2
 
 
+def test_the_camera_goes_on_as_before_where_all_matches_fail(frames: list[Frame]) -> None:
+    last, _, _ = window(frames, 5, [], None)
+    everywhere = [0, 1, 2, 3, 4]
+    alone, poses, _ = window(frames, 6, everywhere, None)
+    helped, _, _ = window(frames, 6, everywhere, last)
+    assert length_errors(alone, poses).max() > 0.3, "the failure is one"
+    assert length_errors(helped, poses).max() < 0.05
+    assert turn_errors_deg(helped, poses).max() < 0.2
+
+
 def test_a_wrong_window_before_does_no_harm(frames: list[Frame]) -> None:
     last, _, _ = window(frames, 5, [], None)
     aside = so3_exp(np.array([0.0, 0.3, 0.0]))

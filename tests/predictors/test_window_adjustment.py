@@ -118,7 +118,19 @@ def test_settled_depths_follow_the_matches_or_else_the_prediction_in_their_unit(
     known = np.where(np.arange(9) < 6, 1e9, 0.0)
     measured = WindowGeometry(np.eye(3)[None], np.zeros((1, 3)), np.where(known > 0, 0.7, 0.0))
     found = Adjusted(measured, np.eye(6)[None], known, 1.0)
-    np.testing.assert_allclose(found.settled(predicted, AdjustmentConfig()).log_inverse_depth, 0.7)
+    np.testing.assert_allclose(found.settled(predicted, AdjustmentConfig(), (3, 3)).log_inverse_depth, 0.7)
+
+
+def test_settled_depths_follow_what_was_measured_around_them() -> None:
+    """A prediction that is too near on the left and too far on the right; every other cell is measured."""
+    truth = np.repeat(np.repeat([[0.3, -0.3]], 12, 1), 16, 0)
+    known = np.where(np.indices((16, 24)).sum(0) % 2, 1e4, 0.0)
+    measured = WindowGeometry(np.eye(3)[None], np.zeros((1, 3)), np.where(known > 0, truth, 0).reshape(-1))
+    predicted = WindowGeometry(np.eye(3)[None], np.zeros((1, 3)), np.zeros(truth.size))
+    found = Adjusted(measured, np.eye(6)[None], known.reshape(-1), 1.0)
+    off = found.settled(predicted, AdjustmentConfig(), (16, 24)).log_inverse_depth.reshape(16, 24) - truth
+    assert np.abs(off[:, 2:8]).max() < 0.1
+    assert np.abs(off[:, -8:-2]).max() < 0.1
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -65,8 +65,8 @@ def refined(
         rays, matched, information, predicted, predicted, replace(config, depth_sigma=config.start_sigma),
         iterations=5, patience=8.0,
     )  # fmt: skip
-    start = result.settled(predicted, config)
-    shape = reading.points.shape[:2]
+    shape = (reading.points.shape[0], reading.points.shape[1])
+    start = result.settled(predicted, config, shape)
     if last is not None:
         start = _likelier(start, _carried_on(reading, last, camera), reading.ages, images, camera, shape)
         reading, start, seen = _with_last(reading, start, seen, last, images, camera)
@@ -78,7 +78,7 @@ def refined(
         result = adjust_window(
             rays, matched, information * seen, predicted, start, config, iterations=3, patience=2.0
         )
-        start = result.settled(predicted, config)
+        start = result.settled(predicted, config, shape)
     return replace(
         _placed(reading, rays, start),
         covariance=_as_right_perturbation(result.covariance, start.rotation),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import cv2
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,14 @@ class AdjustmentConfig:
     """Spread of the predicted translations, relative to the median depth."""
 
 
+_AROUND_CELLS = 2.0
+"""How far a measured depth speaks for its neighbours."""
+_LEAST_AROUND, _MOST_AROUND = 20.0, 400.0
+"""Information that a neighbourhood has against the window's unit, and a cell at most within it."""
+_FARTHEST_OFF = 1.5
+"""Logarithms of depths farther off than this are not the network's."""
+
+
 @dataclass(frozen=True)
 class WindowGeometry:
     """Where a window's frames and the anchor's cells are."""
@@ -63,15 +72,25 @@ class Adjusted:
     residual: float
     """Median error of the matches that were believed, in their own standard deviations"""
 
-    def settled(self, predicted: WindowGeometry, config: AdjustmentConfig) -> WindowGeometry:
-        """Depths drawn to the predicted ones, brought to this window's unit, where matches say little."""
+    def settled(
+        self, predicted: WindowGeometry, config: AdjustmentConfig, cells: tuple[int, int]
+    ) -> WindowGeometry:
+        """Depths drawn to the predicted ones where matches say little; `cells` is (h, w), h w = P.
+
+        The predicted ones are brought to the window's unit first, and to what was measured around them: a
+        network that takes a wall for nearer than it is does so all along the wall.
+        """
         depth, known = self.geometry.log_inverse_depth, self.depth_information
         off = depth - predicted.log_inverse_depth
         unit = float(np.median(off[known >= np.median(known)]))
+        weight = np.minimum(known, _MOST_AROUND).reshape(cells)
+        locally = np.clip(off - unit, -_FARTHEST_OFF, _FARTHEST_OFF).reshape(cells)
+        blurred = [cv2.GaussianBlur(part, (0, 0), _AROUND_CELLS) for part in (weight * locally, weight)]
+        around = (blurred[0] / (blurred[1] + _LEAST_AROUND)).reshape(-1)
         kept = known / (known + config.blend_sigma**-2.0)
         return replace(
             self.geometry,
-            log_inverse_depth=kept * depth + (1 - kept) * (predicted.log_inverse_depth + unit),
+            log_inverse_depth=kept * depth + (1 - kept) * (predicted.log_inverse_depth + unit + around),
         )
 
 
