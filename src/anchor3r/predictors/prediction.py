@@ -68,7 +68,8 @@ class Predictor(Protocol):
 
     @property
     def window(self) -> int:
-        """The largest number of frames in a window, the anchor included."""
+        """The largest number of frames that `relate` takes, the anchor included; the windows of a stream may
+        name older frames besides."""
 
     @property
     def settings(self) -> dict[str, Any]:
