@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from anchor3r.geometry import Pinhole, rotation_from_quat
 from anchor3r.model.network import WindowOutput
 
-_UNIT_SPREAD = 0.3
-"""Of a window's unit, as a part of it. Units wander by a tenth and return after some ten frames: so far apart
-would independent ones have to be, for chains of windows to drift as they do."""
+_UNIT_SPREAD = 0.6
+"""Of a window's unit, as a part of it. Units wander by some hundredths, but return only after tens of frames:
+so far apart would independent ones have to be, for chains of windows to drift as they do."""
 _BIAS, _BIAS_RAD = 0.01, float(np.radians(0.1))
 """Of a translation, as a part of it, and of a rotation: errors that all matches of a window share,
 and of neighbouring windows, too."""
