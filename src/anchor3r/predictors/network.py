@@ -183,6 +183,8 @@ class NetworkPredictor:
             ready = self._new_stream(anchor)
             for frame in members:
                 self._advance(ready, frame)
+        if ready.cache.nbytes > _PLACES_BYTES:
+            return ready  # a copy of a large network's cache costs more than it spares
         self._places[key] = ready
         while sum(stream.cache.nbytes for stream in self._places.values()) > _PLACES_BYTES:
             self._places.popitem(last=False)
