@@ -6,19 +6,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import pytest
 import torch
 from toy_data import wall_recipe
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.training import trainer as trainer_module
-from anchor3r.training.data import ClipBatches
+from anchor3r.training.data import FIRST_TRAINING_SEED, ClipBatches, WorldSet
 from anchor3r.training.distributed import Processes
 from anchor3r.training.journal import read_log
 from anchor3r.training.recipes import OptimiserConfig, Recipe, load_recipe
 from anchor3r.training.trainer import RunConfig, Trainer
-from anchor3r.training.validation import Scores, validate
+from anchor3r.training.validation import STRIDE, VALIDATION_SEED, Scores, validate
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -146,8 +148,29 @@ def test_validation_sees_other_clips_than_training(monkeypatch: pytest.MonkeyPat
     assert scores.picture.ndim == 3
 
 
+def test_validation_and_other_seeds_see_other_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def note(seed: int, *_: object) -> NoReturn:
+        drawn.append(seed)
+        raise LookupError
+
+    monkeypatch.setattr("anchor3r.training.data._world", note)
+    places = WorldSet()
+    for seed in (0, 8, VALIDATION_SEED):
+        for number in range(0, 60, places.clips_per_world):
+            with pytest.raises(LookupError):
+                places.draw(seed, number, (96, 128), np.random.default_rng(0))
+    assert len(set(drawn)) == len(drawn) == 30
+    assert min(drawn) >= FIRST_TRAINING_SEED
+    assert places.clips_per_world < STRIDE, "every clip of the validation has a world of its own"
+
+
 def test_recipes_by_name() -> None:
     assert load_recipe("tiny", steps=7).steps == 7
+    assert load_recipe("tiny", seed=3).data.seed == 3
+    with pytest.raises(Anchor3RError, match="seed is -1"):
+        load_recipe("tiny", seed=-1)
     assert load_recipe("paper", ("kitti:somewhere/00",)).data.num_frames == 48
     with pytest.raises(Anchor3RError, match="brings no data"):
         load_recipe("paper")

@@ -64,7 +64,7 @@ class WallSequence:
 class WallSet:
     sampling: SamplingConfig = SamplingConfig(max_interval=1)
 
-    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
+    def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
         return WallSequence(rng, size, 6)
 
 

@@ -24,6 +24,7 @@ def train(
     accumulate: int | None = None,
     data: tuple[str, ...] = (),
     init: str | None = None,
+    seed: int | None = None,
     sharding: str | None = None,
     workers: int = 0,
     threads: int = 1,
@@ -45,6 +46,8 @@ def train(
         accumulate: Micro-batches of a step.
         data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
         init: Checkpoint to start from.
+        seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
+            and sees new clips.
         sharding: ddp or fsdp.
         workers: Processes that prepare clips ahead.
         threads: Threads of this process; two processes of one thread beat one process of two.
@@ -58,7 +61,7 @@ def train(
         "sharding": sharding,
     }  # fmt: skip
     chosen = load_recipe(
-        recipe, data, needs_data=not cost, **{k: v for k, v in given.items() if v is not None}
+        recipe, data, needs_data=not cost, seed=seed, **{k: v for k, v in given.items() if v is not None}
     )
     if cost:
         from anchor3r.training.cost import step_cost

@@ -22,7 +22,7 @@ from anchor3r.sources.worlds import world_frame
 from anchor3r.training.clips import Clips
 from anchor3r.training.sampling import AugmentConfig, SamplingConfig, make_clip, sample_by_pose, sample_video
 from anchor3r.worlds import World, make_world, sample_config
-from anchor3r.worlds.world import Motion
+from anchor3r.worlds.world import Kind, Motion
 
 FIRST_TRAINING_SEED = 1_000_000
 """Worlds below this seed are for tests and evaluation and are never trained on."""
@@ -44,8 +44,11 @@ class SequenceSet(Protocol):
     def sampling(self) -> SamplingConfig:
         """How its sequences are cut into clips."""
 
-    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
-        """A random sequence for the clip with this number, which will be resized to `size` (H, W)."""
+    def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+        """A random sequence for the clip with this number, which will be resized to `size` (H, W).
+
+        Clips drawn with another seed share nothing with it where a set is endless.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +60,7 @@ class SourceSet:
     sampling: SamplingConfig = SamplingConfig()
     """How they are cut into clips."""
 
-    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+    def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
         return _open(self.uris[rng.integers(len(self.uris))])
 
 
@@ -73,10 +76,16 @@ def _open(uri: str) -> Sequence:
 class WorldSet:
     """Endless procedural worlds, rendered where they are needed, at the size and view they are needed."""
 
-    motions: tuple[tuple[Motion, float], ...] = (
-        ("driving", 0.35), ("grid", 0.1), ("handheld", 0.4), ("orbit", 0.15),
-    )  # fmt: skip
-    """Kinds of camera motion with their shares."""
+    shares: tuple[tuple[Kind, Motion, float], ...] = (
+        ("street", "driving", 0.35),
+        ("street", "grid", 0.05),
+        ("room", "handheld", 0.2),
+        ("room", "orbit", 0.04),
+        ("open", "handheld", 0.3),
+        ("open", "orbit", 0.06),
+    )
+    """Kinds of world and camera motion with their shares. Open ground has a large one: its depths are the
+    hardest to tell."""
     fov_deg: tuple[float, float] = (40.0, 100.0)
     """Range of the horizontal field of view."""
     frames: int = 48
@@ -87,18 +96,18 @@ class WorldSet:
     sampling: SamplingConfig = SamplingConfig(max_interval=2, fixed_probability=0.8)
     """How they are cut into clips."""
 
-    def draw(self, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
-        world_rng = np.random.default_rng([FIRST_TRAINING_SEED, number // self.clips_per_world])
-        names, shares = zip(*self.motions, strict=True)
-        motion = names[world_rng.choice(len(names), p=np.array(shares) / sum(shares))]
-        world = _world(int(world_rng.integers(FIRST_TRAINING_SEED, 2**31)), motion, self.frames)
+    def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
+        world_rng = np.random.default_rng([FIRST_TRAINING_SEED, seed, number // self.clips_per_world])
+        shares = np.array([share for _, _, share in self.shares])
+        kind, motion, _ = self.shares[world_rng.choice(len(shares), p=shares / shares.sum())]
+        world = _world(int(world_rng.integers(FIRST_TRAINING_SEED, 2**31)), kind, motion, self.frames)
         camera = Pinhole.from_fov(float(rng.uniform(*self.fov_deg)), size[1], size[0])
         return WorldSequence(replace(world, intrinsics=camera))
 
 
 @lru_cache(maxsize=4)
-def _world(seed: int, motion: Motion, frames: int) -> World:
-    return make_world(sample_config(seed, motion=motion, frames=frames))
+def _world(seed: int, kind: Kind, motion: Motion, frames: int) -> World:
+    return make_world(sample_config(seed, kind=kind, motion=motion, frames=frames))
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class ClipBatches(Dataset[Clips]):
         rng = np.random.default_rng([self.config.seed, 2, number])
         shares = np.array([share for _, share in self.config.sets])
         chosen = self.config.sets[rng.choice(len(shares), p=shares / shares.sum())][0]
-        sequence = chosen.draw(number, size, rng)
+        sequence = chosen.draw(self.config.seed, number, size, rng)
         indices = _indices(sequence, self.config.num_frames, rng, chosen.sampling)
         frames = [sequence.read(int(i)) for i in indices]
         return make_clip(frames, size, rng, self.config.augment)

@@ -135,7 +135,7 @@ def tiny() -> Recipe:
             translation="direction",
             points="log_depth",
             match_weight=2.0,
-            camera_weight=2.0,
+            camera_weight=1.0,
             max_depth=100.0,
         ),
         data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
@@ -161,8 +161,18 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def load_recipe(name: str, uris: tuple[str, ...] = (), *, needs_data: bool = True, **changes: Any) -> Recipe:
-    """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced."""
+def load_recipe(
+    name: str,
+    uris: tuple[str, ...] = (),
+    *,
+    needs_data: bool = True,
+    seed: int | None = None,
+    **changes: Any,
+) -> Recipe:
+    """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced.
+
+    `seed` is that of the data, from 0 to 2³¹ - 1.
+    """
     if name not in RECIPES:
         raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
     recipe = RECIPES[name]()
@@ -171,4 +181,8 @@ def load_recipe(name: str, uris: tuple[str, ...] = (), *, needs_data: bool = Tru
         recipe = replace(recipe, data=replace(recipe.data, sets=((chosen, 1.0),)))
     if needs_data and not recipe.data.sets:
         raise Anchor3RError(f"recipe '{name}' brings no data; name its sequences with --data kitti:ROOT/00 …")
+    if seed is not None:
+        if not 0 <= seed < 2**31:
+            raise Anchor3RError(f"seed is {seed}; give a number from 0 to {2**31 - 1}")
+        recipe = replace(recipe, data=replace(recipe.data, seed=seed))
     return replace(recipe, **changes)
