@@ -1,6 +1,7 @@
 """Each term against a direct computation, its gradient against finite differences."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,6 +216,27 @@ def test_cell_depth_is_exact_on_a_plane_and_silent_at_edges() -> None:
     assert found[0, 0] == 0
     assert found[1, 1] == 0
     assert (found > 0).sum() == 4
+
+
+def test_cell_depth_knows_flat_ground_up_to_the_horizon_but_no_edge_of_its_height() -> None:
+    """Ground 1.5 m below a camera of 85 px focal length; the horizon lies between rows 7 and 8."""
+    row = torch.arange(16.0)
+    ground = torch.where(row > 7, 1.5 * 85 / (row - 7.5), 0)[:, None].expand(16, 16)[None].clone()
+    found = cell_depth(ground, 4)[0]
+    assert (found[:2] == 0).all()
+    torch.testing.assert_close(found[2], torch.full((4,), 1.5 * 85 / 2))
+    step = torch.where(row > 9, 10.0, 40.0)[:, None].expand(16, 16)[None].clone()
+    assert (cell_depth(step, 4)[0, 2] == 0).all()
+
+
+def test_far_points_count_but_do_not_set_the_unit() -> None:
+    clips, output = make_clips(), make_output()
+    far = replace(clips, depth=torch.where(clips.depth > clips.depth.median(), 300.0, clips.depth))
+    config = LossConfig(scale="metric", translation="l1", points="log_depth")
+    all_count = Loss(config)(output, far)[1]
+    within = Loss(replace(config, horizon=100.0))(output, far)[1]
+    torch.testing.assert_close(all_count["points"], within["points"])
+    assert within["translation"] > 2 * all_count["translation"]
 
 
 def test_masked_mean_weighs_entries_alike() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+_EDGE = 0.1
+"""Depth has an edge where four pixels differ by more than this part, and inverse depth bends as much."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,24 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 def cell_depth(depth: Tensor, stride: int) -> Tensor:
     """Depth (B, H, W) at the middle of stride × stride cells; 0 where unknown or across an edge.
 
-    With an even stride the middle lies between four pixels: inverse depth, which is linear on planes, is
-    averaged, unless the four differ by more than a tenth.
+    With an even stride the middle lies between four pixels, and inverse depth, which is linear on planes, is
+    averaged. A plane seen at a grazing angle is no edge, however much its pixels differ.
     """
     if stride == 1:
         return depth
-    low, high = (stride - 1) // 2, stride // 2
-    four = torch.stack([depth[:, y::stride, x::stride] for y in (low, high) for x in (low, high)])
+    inverse = torch.where(depth > 0, 1 / depth.clamp(min=1e-6), 0)
+    around = F.pad(inverse[:, None], (1, 1, 1, 1), mode="replicate")[:, 0]
+    bend = torch.maximum(
+        (around[:, :-2, 1:-1] - 2 * inverse + around[:, 2:, 1:-1]).abs(),
+        (around[:, 1:-1, :-2] - 2 * inverse + around[:, 1:-1, 2:]).abs(),
+    )
+    four, bends = (_middle_pixels(x, stride) for x in (inverse, bend))
     smallest, largest = four.amin(0), four.amax(0)
-    smooth = (smallest > 0) & (largest < 1.1 * smallest)
-    return torch.where(smooth, 1 / (1 / four.clamp(min=1e-6)).mean(0), 0)
+    flat = (largest < (1 + _EDGE) * smallest) | (bends < _EDGE * four).all(0)
+    return torch.where((smallest > 0) & flat, 1 / four.mean(0).clamp(min=1e-9), 0)
+
+
+def _middle_pixels(x: Tensor, stride: int) -> Tensor:
+    """(B, H, W) -> (4, B, H / stride, W / stride): the pixels around the middle of each cell."""
+    low, high = (stride - 1) // 2, stride // 2
+    return torch.stack([x[:, i::stride, j::stride] for i in (low, high) for j in (low, high)])

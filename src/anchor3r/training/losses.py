@@ -51,8 +51,8 @@ class LossConfig:
     as much as a long one."""
     points: Literal["xyz", "log_depth"] = "xyz"
     """Where errors of points are measured; log depth neither favours near nor far, small nor large."""
-    max_depth: float = float("inf")
-    """Points farther away count neither in the point map's loss nor in the unit of errors."""
+    horizon: float = float("inf")
+    """Points farther away do not count in the unit of errors: a few hills would set it."""
     match_weight: float = 0.0
     """Weight of the correlation stem's own supervision."""
 
@@ -101,8 +101,8 @@ class Loss:
         b, s = clips.images.shape[:2]
         size = (clips.images.shape[-2], clips.images.shape[-1])
         points, confidence = (x.unflatten(0, (b, s)) for x in (output.points, output.confidence))
-        target, valid = _target_points(clips, size, points.shape[2:4], c.max_depth)
-        unit = _mean_distance(target, valid)
+        target, valid = _target_points(clips, size, points.shape[2:4])
+        unit = _mean_distance(target, valid & (target[..., 2] < c.horizon))
         scale = self._scale(points.detach(), target, valid)
         terms = self._camera(output, clips, scale, unit)
         terms |= self._point_map(points, confidence, target, valid, scale, unit)
@@ -200,11 +200,9 @@ def _mean_distance(points: Tensor, valid: Tensor) -> Tensor:
     return torch.where(distance > 0, distance, 1)
 
 
-def _target_points(
-    clips: Clips, size: tuple[int, int], grid: torch.Size, max_depth: float
-) -> tuple[Tensor, Tensor]:
+def _target_points(clips: Clips, size: tuple[int, int], grid: torch.Size) -> tuple[Tensor, Tensor]:
     """True points (B, S, h, w, 3) on the network's grid, and where they are known."""
     stride = size[0] // grid[0]
     depth = cell_depth(clips.depth.flatten(0, 1), stride).unflatten(0, clips.depth.shape[:2])
     rays = camera_rays(clips.cameras.flatten(0, 1), size, stride).unflatten(0, clips.depth.shape[:2])
-    return rays * depth[..., None], (depth > 0) & (depth < max_depth)
+    return rays * depth[..., None], depth > 0

@@ -136,7 +136,7 @@ def tiny() -> Recipe:
             points="log_depth",
             match_weight=2.0,
             camera_weight=1.0,
-            max_depth=100.0,
+            horizon=100.0,
         ),
         data=DataConfig(sets=((WorldSet(), 1.0),), num_frames=8, sizes=TINY_SIZES),
         optimiser=OptimiserConfig(
