@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, WindowView, grey, reduced
+from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, WindowView, grey, halved
 
 CAMERA = Pinhole(100.0, 100.0, 47.5, 31.5, 96, 64)
 CELLS = (16, 24)
@@ -79,16 +79,16 @@ def test_the_right_geometry_needs_no_step(pictures: tuple[Grey, Grey]) -> None:
     assert np.median(errors_px(found)) < 0.02
 
 
-@pytest.mark.parametrize(("octaves", "better"), [(0, 0.3), (1, 0.5)])
+@pytest.mark.parametrize(("half", "better"), [(False, 0.3), (True, 0.5)])
 def test_a_wrong_pose_is_put_right_by_the_pictures(
-    pictures: tuple[Grey, Grey], octaves: int, better: float
+    pictures: tuple[Grey, Grey], half: bool, better: float
 ) -> None:
     off = TURN @ so3_exp(np.array([0.006, -0.008, 0.0]))  # about a pixel
     depth = inverse_depth_at(cell_rays())
     flat = [np.full((64, 96), 128, np.float32)] * 2
     expected, nothing = align(*flat, CAMERA, depth, off, MOVE)
     assert np.abs(nothing).max() < 1, "flat pictures tell nothing, and a match stays where it was expected"
-    small = [reduced(picture.astype(np.uint8), octaves) for picture in pictures]
+    small = [halved(picture) if half else picture for picture in pictures]
     camera = CAMERA.resized(small[0].shape[1], small[0].shape[0])
     found, _ = align(small[0], small[1], camera, depth, off, MOVE)
     assert 0.7 < np.median(errors_px(expected)) < _FARTHEST_PX
@@ -135,8 +135,18 @@ def test_outside_the_member_nothing_is_known(pictures: tuple[Grey, Grey]) -> Non
     assert not information[columns > 100].any()
 
 
-def test_grey_and_reduced_sizes() -> None:
+def test_misfit_prefers_the_right_geometry(pictures: tuple[Grey, Grey]) -> None:
+    anchor, member = pictures
+    away = so3_exp(np.array([0.0, 0.9, 0.0]))
+    poses = SE3(np.stack([TURN, np.eye(3), TURN, away]), np.stack([MOVE, MOVE, MOVE, MOVE]))
+    view = WindowView(anchor, [member, member, member + 40, member], CAMERA)
+    right, wrong, brighter, unseen = view.misfit(inverse_depth_at(cell_rays()), poses)
+    assert right < 0.3 * wrong
+    assert brighter == pytest.approx(right, rel=1e-4)
+    assert unseen == np.inf
+
+
+def test_grey_and_halved_sizes() -> None:
     image = np.random.default_rng(1).integers(0, 256, (64, 96, 3), dtype=np.uint8)
     np.testing.assert_array_equal(grey(image), cv2.cvtColor(image, cv2.COLOR_RGB2GRAY))
-    assert reduced(grey(image), 0).shape == (64, 96)
-    assert reduced(grey(image), 1).shape == (32, 48)
+    assert halved(grey(image).astype(np.float32)).shape == (32, 48)

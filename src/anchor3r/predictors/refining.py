@@ -22,11 +22,9 @@ from anchor3r.geometry import SE3, Pinhole
 from anchor3r.model.matching import Matches
 from anchor3r.predictors.continuity import compare_units, recalled_depth
 from anchor3r.predictors.reading import Reading, confidence_of
-from anchor3r.predictors.sharpening import WindowView
+from anchor3r.predictors.sharpening import Grey, WindowView, halved
 from anchor3r.predictors.window_adjustment import AdjustmentConfig, WindowGeometry, adjust_window
 
-_OCTAVES = (1, 0)
-"""Matches are measured in half the size, where a step reaches farther, then in full."""
 _FAR_MORE = 1.5
 """By how much a member has to look less like the anchor for its matches to be believed instead: matches that
 fail together say that nothing has moved, which is not so unlike on a road under a sky."""
@@ -63,16 +61,18 @@ def refined(
     information = weight * np.diag(focal**2)
     result = adjust_window(
         rays, matched, information, predicted, predicted, replace(config, depth_sigma=config.start_sigma),
-        iterations=5, patience=8.0,
+        iterations=3, patience=4.0,
     )  # fmt: skip
     shape = (reading.points.shape[0], reading.points.shape[1])
     start = result.settled(predicted, config, shape)
+    wholes = {age: image.astype(np.float32) for age, image in images.items()}
+    halves = {age: halved(image) for age, image in wholes.items()}
     if last is not None:
-        start = _likelier(start, _carried_on(reading, last, camera), reading.ages, images, camera, shape)
-        reading, start, seen = _with_last(reading, start, seen, last, images, camera)
+        start = _likelier(start, _carried_on(reading, last, camera), reading.ages, halves, camera, shape)
+        reading, start, seen = _with_last(reading, start, seen, last, halves, camera)
         predicted = replace(start, log_inverse_depth=predicted.log_inverse_depth)
-    for octaves in _OCTAVES:
-        view = WindowView.of(images, reading.ages, camera, octaves)
+    for pictures in (halves, wholes):  # half the size first, where a step reaches farther
+        view = WindowView.of(pictures, reading.ages, camera)
         inverse_depth = np.exp(start.log_inverse_depth).reshape(shape)
         matched, information = view.align(inverse_depth, SE3(start.rotation, start.translation))
         result = adjust_window(
@@ -113,7 +113,7 @@ def _likelier(
     matched: WindowGeometry,
     carried_on: WindowGeometry | None,
     ages: NDArray[np.int64],
-    images: Mapping[int, NDArray[np.uint8]],
+    images: Mapping[int, Grey],
     camera: Pinhole,
     cells: tuple[int, int],
 ) -> WindowGeometry:
@@ -123,7 +123,7 @@ def _likelier(
     """
     if carried_on is None:
         return matched
-    view = WindowView.of(images, ages, camera, _OCTAVES[0])
+    view = WindowView.of(images, ages, camera)
     misfits = [
         np.median(view.misfit(np.exp(g.log_inverse_depth).reshape(cells), SE3(g.rotation, g.translation)))
         for g in (matched, carried_on)
@@ -136,7 +136,7 @@ def _with_last(
     geometry: WindowGeometry,
     seen: NDArray[np.float64],
     last: Reading,
-    images: Mapping[int, NDArray[np.uint8]],
+    images: Mapping[int, Grey],
     camera: Pinhole,
 ) -> tuple[Reading, WindowGeometry, NDArray[np.float64]]:
     """The window as far as the last one knows it better: poses of its members, and older members.
@@ -158,7 +158,7 @@ def _with_last(
     )
     seen = np.concatenate([seen, np.ones((len(older), *seen.shape[1:]))])
     chained = _chained(reading.ages, geometry, last, log_unit)
-    view = WindowView.of(images, reading.ages, camera, _OCTAVES[0])
+    view = WindowView.of(images, reading.ages, camera)
     inverse_depth = np.exp(geometry.log_inverse_depth).reshape(reading.points.shape[:2])
     of_chained = view.misfit(inverse_depth, SE3(chained.rotation, chained.translation))
     of_matched = replace(view, members=view.members[:num_matched]).misfit(

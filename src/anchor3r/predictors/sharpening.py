@@ -43,14 +43,11 @@ def grey(image: NDArray) -> NDArray[np.uint8]:
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.uint8)
 
 
-def reduced(image: NDArray[np.uint8], octaves: int) -> Grey:
-    """The image at 2^-octaves of its size."""
-    small = image.astype(np.float32)
-    for _ in range(octaves):
-        size = (small.shape[1] // 2, small.shape[0] // 2)
-        smooth = cv2.GaussianBlur(small, (5, 5), 0.8)
-        small = np.asarray(cv2.resize(smooth, size, interpolation=cv2.INTER_AREA), np.float32)
-    return small
+def halved(image: Grey) -> Grey:
+    """(H, W) -> (H / 2, W / 2)"""
+    smooth = cv2.GaussianBlur(image, (5, 5), 0.8)
+    size = (image.shape[1] // 2, image.shape[0] // 2)
+    return np.asarray(cv2.resize(smooth, size, interpolation=cv2.INTER_AREA), np.float32)
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,9 @@ class WindowView:
     camera: Pinhole
 
     @staticmethod
-    def of(
-        images: Mapping[int, NDArray[np.uint8]], ages: NDArray[np.int64], camera: Pinhole, octaves: int
-    ) -> WindowView:
-        """Of images, by age, at 2^-octaves of their size; the anchor has age 0."""
-        anchor, *members = (reduced(images[age], octaves) for age in (0, *ages))
+    def of(images: Mapping[int, Grey], ages: NDArray[np.int64], camera: Pinhole) -> WindowView:
+        """Of images, by age, of which the anchor has 0; the camera may be of another size."""
+        anchor, *members = (images[age] for age in (0, *ages))
         return WindowView(anchor, members, camera.resized(anchor.shape[1], anchor.shape[0]))
 
     def align(
@@ -84,7 +79,7 @@ class WindowView:
             expected.append((x, y))
             moments = _moments(self.anchor, warped, x, y, rows, columns)
             patches.append(cv2.GaussianBlur(moments, (5, 5), sigma, borderType=cv2.BORDER_REPLICATE))
-        step, information = _solve(np.array(patches, np.float64))
+        step, information = _steps(np.array(patches))
         pixel = np.stack([_sample(x, y, by) for (x, y), by in zip(expected, step, strict=True)])
         focal, center = np.array([camera.fx, camera.fy]), np.array([camera.cx, camera.cy])
         information = information.reshape(*pixel.shape, 2)
@@ -95,14 +90,8 @@ class WindowView:
 
         Infinite for those that the anchor sees less than a quarter of.
         """
-        found = []
-        height, width = self.anchor.shape
-        for x, y, warped in self._warped(inverse_depth, poses, cv2.INTER_LINEAR):
-            inside = (x >= 0) & (y >= 0) & (x <= width - 1) & (y <= height - 1)
-            off = (self.anchor - warped)[inside]
-            enough = 4 * off.size > inside.size
-            found.append(float(np.mean(np.abs(off - np.median(off)))) if enough else np.inf)
-        return np.array(found)
+        warped = self._warped(inverse_depth, poses, cv2.INTER_LINEAR)
+        return np.array([_difference(self.anchor, seen, x, y) for x, y, seen in warped])
 
     def _warped(
         self, inverse_depth: NDArray[np.float64], poses: SE3, interpolation: int
@@ -119,31 +108,61 @@ class WindowView:
             yield x, y, np.asarray(warped, np.float32)
 
 
-def _solve(patches: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Steps (..., 2) in pixels and information (..., 2, 2) from the moments (..., 10) of patches."""
-    cover, *means = np.moveaxis(patches, -1, 0)
-    gx, gy, e, gxx, gxy, gyy, gxe, gye, ee = (mean / np.maximum(cover, 1e-3) for mean in means)
-    xx, xy, yy = gxx - gx**2, gxy - gx * gy, gyy - gy**2
-    bx, by, variance = gxe - gx * e, gye - gy * e, ee - e**2
+@numba.njit(cache=True, nogil=True)
+def _steps(patches: NDArray) -> tuple[NDArray, NDArray]:
+    """From moments (K, h, w, 10) of patches: steps (K, h, w, 2) in pixels, information (K, h, w, 2, 2)."""
+    count, rows, columns = patches.shape[:3]
+    steps, information = np.zeros((count, rows, columns, 2)), np.zeros((count, rows, columns, 2, 2))
+    for k in range(count):
+        for i in range(rows):
+            for j in range(columns):
+                _step(patches[k, i, j], steps[k, i, j], information[k, i, j])
+    return steps, information
+
+
+@numba.njit(cache=True, nogil=True)
+def _step(moments: NDArray, step: NDArray, information: NDArray) -> None:
+    """Fills in the step (2,) of one patch and what is known of it (2, 2); moments as `_moments` has them."""
+    cover = np.float64(moments[0])
+    share = 1 / max(cover, 1e-3)
+    gx, gy, e = share * moments[1], share * moments[2], share * moments[3]
+    xx, xy, yy = share * moments[4] - gx**2, share * moments[5] - gx * gy, share * moments[6] - gy**2
+    bx, by, variance = share * moments[7] - gx * e, share * moments[8] - gy * e, share * moments[9] - e**2
     determinant = (xx + _DULL) * (yy + _DULL) - xy**2
-    step = np.stack([(yy + _DULL) * bx - xy * by, (xx + _DULL) * by - xy * bx], -1) / determinant[..., None]
-    left_over = np.maximum(variance - bx * step[..., 0] - by * step[..., 1], 0)
-    length = np.linalg.norm(step, axis=-1, keepdims=True)
-    step *= np.minimum(1, _FARTHEST_PX / np.maximum(length, 1e-9))
+    dx, dy = ((yy + _DULL) * bx - xy * by) / determinant, ((xx + _DULL) * by - xy * bx) / determinant
+    left_over = max(variance - bx * dx - by * dy, 0.0)
+    shorter = min(1.0, _FARTHEST_PX / max(np.hypot(dx, dy), 1e-9))
+    step[0], step[1] = shorter * dx, shorter * dy
+    if cover <= _LEAST_COVER:
+        return
     pixels = 4 * np.pi * _PATCH_SIGMA_PX**2 * cover
-    weight = pixels / (_NOISE**2 + _MISFIT * left_over) * (cover > _LEAST_COVER)
-    return step, _without_edges(xx, xy, yy) * weight[..., None, None]
-
-
-def _without_edges(xx: NDArray, xy: NDArray, yy: NDArray) -> NDArray[np.float64]:
-    """(..., 2, 2) symmetric matrices, both eigenvalues lowered by a part of the larger one, to 0 at least."""
+    weight = pixels / (_NOISE**2 + _MISFIT * left_over)
+    # Both eigenvalues are lowered by a part of the larger one, to 0 at least.
     middle, half = (xx + yy) / 2, (xx - yy) / 2
-    radius = np.sqrt(half**2 + xy**2)
+    radius = np.hypot(half, xy)
     loss = _ALONG_EDGES * (middle + radius)
-    larger, smaller = middle + radius - loss, np.maximum(middle - radius - loss, 0)
-    mean, turn = (larger + smaller) / 2, (larger - smaller) / (2 * np.maximum(radius, 1e-12))
-    rows = [np.stack([mean + turn * half, turn * xy], -1), np.stack([turn * xy, mean - turn * half], -1)]
-    return np.stack(rows, -2)
+    larger, smaller = middle + radius - loss, max(middle - radius - loss, 0.0)
+    both, turn = (larger + smaller) / 2, (larger - smaller) / (2 * max(radius, 1e-12))
+    information[0, 0], information[1, 1] = weight * (both + turn * half), weight * (both - turn * half)
+    information[0, 1] = information[1, 0] = weight * turn * xy
+
+
+@numba.njit(cache=True, nogil=True)
+def _difference(anchor: NDArray, warped: NDArray, expected_x: NDArray, expected_y: NDArray) -> float:
+    """Mean absolute difference of the pixels inside the member, less their median; inf if they are few."""
+    height, width = anchor.shape
+    off = np.empty(anchor.size, np.float32)
+    count = 0
+    for i in range(height):
+        for j in range(width):
+            x, y = expected_x[i, j], expected_y[i, j]
+            if x >= 0 and y >= 0 and x <= width - 1 and y <= height - 1:
+                off[count] = anchor[i, j] - warped[i, j]
+                count += 1
+    if 4 * count <= anchor.size:
+        return np.inf
+    off = off[:count]
+    return float(np.mean(np.abs(off - np.median(off))))
 
 
 @numba.njit(cache=True, nogil=True)
