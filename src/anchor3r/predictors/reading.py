@@ -16,9 +16,11 @@ from anchor3r.model.network import WindowOutput
 _UNIT_SPREAD = 0.6
 """Of a window's unit, as a part of it. Units wander by some hundredths, but return only after tens of frames:
 so far apart would independent ones have to be, for chains of windows to drift as they do."""
-_BIAS, _BIAS_RAD = 0.01, float(np.radians(0.1))
-"""Of a translation, as a part of it, and of a rotation: errors that all matches of a window share,
-and of neighbouring windows, too."""
+_BIAS_RAD = float(np.radians(0.1))
+_BIAS, _BIAS_OF_DEPTH = 0.01, 0.003
+"""Of a rotation, and of a translation as a part of itself and of the depth: errors that all matches of a
+window share, and of neighbouring windows, too. Without the last one a slow camera, of whose motion little but
+such errors is seen, would be thought to go to and fro, and the path averaged to a fraction of its length."""
 
 
 _CONFIDENCE = 0.02
@@ -72,11 +74,9 @@ class Reading:
         in_anchor = np.swapaxes(self.rotation, 1, 2) @ self.translation[..., None]
         covariance = self.covariance.copy()
         covariance[:, 3:, 3:] += _UNIT_SPREAD**2 * in_anchor @ np.swapaxes(in_anchor, 1, 2)
-        bias = np.concatenate(
-            [np.full((len(in_anchor), 3), _BIAS_RAD), _BIAS * np.linalg.norm(in_anchor, axis=1).repeat(3, 1)],
-            1,
-        )
-        covariance[:, range(6), range(6)] += bias**2
+        length, depth = np.linalg.norm(in_anchor, axis=1), float(np.median(self.points[..., 2]))
+        covariance[:, range(3), range(3)] += _BIAS_RAD**2
+        covariance[:, range(3, 6), range(3, 6)] += (_BIAS * length) ** 2 + (_BIAS_OF_DEPTH * depth) ** 2
         return replace(self, covariance=covariance)
 
     def scaled(self, factor: float) -> Reading:
