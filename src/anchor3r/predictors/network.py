@@ -60,9 +60,9 @@ class NetworkPredictorConfig:
     """Whether the correlation preset's matches sharpen poses and depths."""
     adjustment: AdjustmentConfig = AdjustmentConfig()
     """How."""
-    keyframe_interval: int = 6
+    keyframe_interval: int = 8
     """Every so many frames one stays in sight when it is too old for the network."""
-    keyframes: int = 4
+    keyframes: int = 3
     """How many such frames windows are measured on besides their own: more are slower and more exact."""
     unit_sigma: float = 0.3
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
