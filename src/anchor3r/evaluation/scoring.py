@@ -22,6 +22,8 @@ MAX_CLOUD_FRAMES = 1000
 MAX_DEPTH_FRAMES = 200
 MAX_DEPTH_VALUES = 4096
 """Pixels compared of one frame."""
+_EDGE_RATIO = 1.5
+"""Neighbouring pixels whose depths differ by more than this factor are of different surfaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,17 +149,38 @@ def depth_metrics(stored: Map, source: Source, frames: NDArray[np.int64]) -> dic
         if true_depth_m is None:
             continue
         depth = point_map.points_in_camera[..., 2] * np.exp(pose.log_scale)
-        rows, columns = (_cell_centres(*sizes) for sizes in zip(depth.shape, true_depth_m.shape, strict=True))
         pixels = rng.permutation(depth.size)[:MAX_DEPTH_VALUES]
         estimated.append(depth.ravel()[pixels])
-        true.append(true_depth_m[np.ix_(rows, columns)].ravel()[pixels])
+        true.append(depth_at_cells(true_depth_m, depth.shape).ravel()[pixels])
     error, _ = metrics.depth_abs_rel(np.concatenate(estimated), np.concatenate(true))
     return {} if np.isnan(error) else {"depth_abs_rel": error}
 
 
-def _cell_centres(num_cells: int, num_pixels: int) -> NDArray[np.intp]:
-    """The pixel (num_cells,) in the middle of each cell of a grid that spans the image."""
-    return ((np.arange(num_cells) + 0.5) * num_pixels / num_cells).astype(np.intp)
+def depth_at_cells(depth_m: Array, cells: tuple[int, ...]) -> Array:
+    """Depth (H, W) in the middle of each of h × w cells that span the image.
+
+    Between pixels of one surface inverse depth, which is linear on planes, is interpolated: half a pixel is
+    a tenth of the depth on ground that is seen at a grazing angle. Across edges the nearest pixel's counts.
+    """
+    (top, bottom, down), (left, right, along) = (
+        _around_centres(*sizes) for sizes in zip(cells, depth_m.shape, strict=True)
+    )
+    corners = np.stack([depth_m[np.ix_(i, j)] for i in (top, bottom) for j in (left, right)]).astype(float)
+    weights = np.stack([np.outer(v, u) for v in (1 - down, down) for u in (1 - along, along)])
+    nearest = np.take_along_axis(corners, weights.argmax(0)[None], 0)[0]
+    least = corners.min(0)
+    one_surface = (least > 0) & (corners.max(0) < _EDGE_RATIO * least)
+    inverse = (weights / np.where(corners > 0, corners, 1)).sum(0)
+    return np.where(one_surface, 1 / inverse, nearest)
+
+
+def _around_centres(
+    num_cells: int, num_pixels: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float64]]:
+    """The pixels (num_cells,) before and after the middle of each cell, and how far it is from the first."""
+    centre = np.clip((np.arange(num_cells) + 0.5) * num_pixels / num_cells - 0.5, 0, num_pixels - 1)
+    before = np.floor(centre).astype(np.intp)
+    return before, np.minimum(before + 1, num_pixels - 1), centre - before
 
 
 def _evenly(frames: NDArray[np.int64], count: int) -> NDArray[np.int64]:
