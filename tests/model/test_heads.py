@@ -113,3 +113,16 @@ def test_motions_are_in_their_unit_and_fields_of_view_are_not() -> None:
     for one, other in zip(plain(tokens), small(tokens), strict=True):
         torch.testing.assert_close(other[..., :6], 0.05 * one[..., :6])
         torch.testing.assert_close(other[..., 6:], one[..., 6:])
+
+
+def test_detail_moves_what_is_near_it() -> None:
+    torch.manual_seed(0)
+    head = DPTHead(24, kind="depth", features=16, channels=(8, 12, 16, 16), detail=5)
+    levels, detail = [torch.randn(1, 48, 24) for _ in range(4)], torch.randn(1, 5, 24, 32)
+    changed = detail.clone()
+    changed[0, :, 4, 6] += 1
+    before, after = (head(levels, (6, 8), (24, 32), x)[0] for x in (detail, changed))
+    moved = (before - after).abs()[0, ..., 0] > 1e-6
+    assert moved[4, 6]
+    assert not moved[14:].any()
+    assert not moved[:, 16:].any()

@@ -133,7 +133,11 @@ class Scratch(nn.Module):
 
 
 class DPTHead(nn.Module):
-    """Dense prediction from patch tokens of four layers: a value a pixel, and how far to trust it."""
+    """Dense prediction from patch tokens of four layers: a value a pixel, and how far to trust it.
+
+    A few small tokens cannot say where in a patch a horizon lies; `detail` is the number of channels of an
+    image-side map, four times as fine as the patches, that helps out there.
+    """
 
     def __init__(
         self,
@@ -142,6 +146,7 @@ class DPTHead(nn.Module):
         kind: Literal["points", "depth"],
         features: int = 256,
         channels: tuple[int, int, int, int] = (256, 512, 1024, 1024),
+        detail: int = 0,
     ) -> None:
         super().__init__()
         self.kind = kind
@@ -156,6 +161,7 @@ class DPTHead(nn.Module):
             ]
         )
         self.scratch = Scratch(channels, features, out=4 if kind == "points" else 2)
+        self.detail = nn.Conv2d(detail, channels[0], 1) if detail else None
         self._initialise()
 
     def _initialise(self) -> None:
@@ -177,14 +183,21 @@ class DPTHead(nn.Module):
         nn.init.normal_(last.weight, std=0.05 * last.in_channels**-0.5)
 
     def forward(
-        self, levels: list[Tensor], grid: tuple[int, int], image_size: tuple[int, int]
+        self,
+        levels: list[Tensor],
+        grid: tuple[int, int],
+        image_size: tuple[int, int],
+        detail: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Patch tokens (B, h w, C) of four layers -> values (B, H, W, 3 or 1), confidence (B, H, W) > 1."""
+        """Patch tokens (B, h w, C) of four layers and, if the head takes it, detail (B, d, 4 h, 4 w) ->
+        values (B, H, W, 3 or 1), confidence (B, H, W) > 1."""
         with torch.autocast(levels[0].device.type, enabled=False):
             maps = []
             for tokens, project, resize in zip(levels, self.projects, self.resize_layers, strict=True):
                 level = self.norm(tokens.float()).transpose(1, 2).unflatten(2, grid)
                 maps.append(resize(_add_position(project(level), image_size)))
+            if self.detail is not None and detail is not None:
+                maps[0] = maps[0] + self.detail(detail.float())
             raw, raw_confidence = self.scratch(maps, image_size).permute(0, 2, 3, 1).tensor_split([-1], -1)
             values = raw.exp() if self.kind == "depth" else raw.sign() * raw.abs().expm1()
             return values, 1 + raw_confidence[..., 0].exp()

@@ -64,7 +64,7 @@ class Residual(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """Image -> tokens at stride 16 and unit-norm descriptors at strides 4 and 2."""
+    """Image -> tokens at stride 16, unit-norm descriptors at strides 4 and 2, and detail at stride 4."""
 
     def __init__(self, config: MatchingConfig, dim: int) -> None:
         super().__init__()
@@ -78,8 +78,9 @@ class ConvStem(nn.Module):
         self.fine_from_2 = nn.Conv2d(c2, config.fine_dim, 1)
         self.fine_from_4 = nn.Conv2d(c4, config.fine_dim, 1)
 
-    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """images (B, 3, H, W) in 0–1 -> tokens (B, N, C), [coarse (B, P, c), fine (B, H/2, W/2, f)]."""
+    def forward(self, images: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+        """images (B, 3, H, W) in 0–1 -> tokens (B, N, C), [coarse (B, P, c), fine (B, H/2, W/2, f)], detail
+        (B, d, H/4, W/4)."""
         # Brightness and contrast say nothing about where a point has gone.
         mean = images.mean((1, 2, 3), keepdim=True)
         spread = images.std((1, 2, 3), keepdim=True)
@@ -90,7 +91,7 @@ class ConvStem(nn.Module):
         coarse = self.coarse_from_4(x4) + _twice(self.coarse_from_8(x8))
         fine = self.fine_from_2(x2) + _twice(self.fine_from_4(x4))
         coarse = F.normalize(coarse.flatten(2).transpose(1, 2), dim=-1)
-        return tokens, [coarse, F.normalize(fine.permute(0, 2, 3, 1), dim=-1)]
+        return tokens, [coarse, F.normalize(fine.permute(0, 2, 3, 1), dim=-1)], x4
 
 
 def _twice(x: Tensor) -> Tensor:

@@ -140,7 +140,11 @@ class Anchor3RNetwork(nn.Module):
             motion_scale=c.motion_scale,
         )
         self.point_head = DPTHead(
-            2 * c.dim, kind=c.point_kind, features=c.point_features, channels=c.point_channels
+            2 * c.dim,
+            kind=c.point_kind,
+            features=c.point_features,
+            channels=c.point_channels,
+            detail=0 if c.matching is None else c.matching.channels[1],
         )
         self._rope = RotaryTable(c.dim // c.num_heads, c.rope_base, _MAX_GRID + 1)
 
@@ -175,7 +179,7 @@ class Anchor3RNetwork(nn.Module):
                 f"the cache was made for another configuration or for {cache.batch} streams of "
                 f"{cache.num_image_tokens} tokens; this step has {len(image)} streams of {rows * cols} tokens"
             )
-        tokens, features = self._encode(image)
+        tokens, features, detail = self._encode(image)
         cache.advance(features)
         ages = torch.tensor(cache.ages, device=image.device)
         patches, notes, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
@@ -195,7 +199,7 @@ class Anchor3RNetwork(nn.Module):
         each = groups[None].expand(len(image), -1)
         queries = self._instantiate(is_reference.bool().expand_as(each), each, notes)
         levels, pose_tokens = self._blocks(patches, queries, cache, (rows, cols))
-        return self._decode(levels, pose_tokens, each, size, camera, tokens, matches, pairs)
+        return self._decode(levels, pose_tokens, each, size, camera, tokens, detail, matches, pairs)
 
     def forward(
         self, clips: Tensor, cameras: Tensor | None = None, probe: Probe | None = None
@@ -203,7 +207,7 @@ class Anchor3RNetwork(nn.Module):
         """Every frame of clips (B, S, 3, H, W) as anchor of its own window; cameras (B, S, 4) if known."""
         size = self._check_image(clips, ndim=5)
         b, s = clips.shape[:2]
-        tokens, features = self._encode(clips.flatten(0, 1))
+        tokens, features, detail = self._encode(clips.flatten(0, 1))
         camera = None if cameras is None else cameras.flatten(0, 1)
         memory = ClipMemory(self.config, b, s, clips.device)
         patches, notes, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
@@ -215,7 +219,7 @@ class Anchor3RNetwork(nn.Module):
             matches, patches, notes = self._match(tokens, current, others, pairs, camera, s, size)
         queries = self._instantiate(memory.is_reference, memory.ages, notes)
         levels, pose_tokens = self._blocks(patches, queries, memory, self._grid(*size), probe)
-        return self._decode(levels, pose_tokens, memory.ages, size, camera, tokens, matches, pairs)
+        return self._decode(levels, pose_tokens, memory.ages, size, camera, tokens, detail, matches, pairs)
 
     @torch.no_grad()
     def attention_by_frame(self, clip: Tensor, camera: Tensor | None = None) -> Tensor:
@@ -255,11 +259,11 @@ class Anchor3RNetwork(nn.Module):
             raise ValueError(f"image size {height}×{width} has more than {_MAX_GRID} patches a side")
         return height // patch, width // patch
 
-    def _encode(self, images: Tensor) -> tuple[Tensor, list[Tensor] | None]:
-        """(B', 3, H, W) -> tokens (B', N, C) and, with the correlation stem, descriptors."""
+    def _encode(self, images: Tensor) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
+        """(B', 3, H, W) -> tokens (B', N, C) and, with the correlation stem, descriptors and detail."""
         if isinstance(self.encoder, ConvStem):
             return self.encoder(images)
-        return self.encoder(images), None
+        return self.encoder(images), None, None
 
     def _match(
         self,
@@ -334,13 +338,16 @@ class Anchor3RNetwork(nn.Module):
         size: tuple[int, int],
         camera: Tensor | None,
         tokens: Tensor,
+        detail: Tensor | None,
         matches: Matches | None,
         pairs: Tensor,
     ) -> WindowOutput:
         stride = self.config.point_stride
         rounds = self.camera_head(pose_tokens, ages >= 0)
         poses = [activate_pose(raw) for raw in rounds]
-        values, confidence = self._points(levels, self._grid(*size), (size[0] // stride, size[1] // stride))
+        values, confidence = self._points(
+            levels, self._grid(*size), (size[0] // stride, size[1] // stride), detail
+        )
         if self.config.point_kind == "depth":
             if camera is None:
                 camera = default_camera(*size, device=values.device).expand(len(values), -1)
@@ -348,11 +355,11 @@ class Anchor3RNetwork(nn.Module):
         return WindowOutput(poses, ages, values, confidence, tokens, matches, pairs)
 
     def _points(
-        self, levels: list[Tensor], grid: tuple[int, int], size: tuple[int, int]
+        self, levels: list[Tensor], grid: tuple[int, int], size: tuple[int, int], detail: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The point head; its maps are large, so where memory is short a few frames at a time."""
-        if not (self._recomputes and self.training):
-            return self.point_head(levels, grid, size)
+        if detail is not None or not (self._recomputes and self.training):
+            return self.point_head(levels, grid, size, detail)
         chunks = zip(*(level.split(_FRAMES_AT_ONCE) for level in levels), strict=True)
         parts = [checkpoint(self.point_head, list(c), grid, size, use_reentrant=False) for c in chunks]
         return torch.cat([values for values, _ in parts]), torch.cat([confidence for _, confidence in parts])
