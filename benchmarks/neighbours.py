@@ -145,15 +145,21 @@ def measure(uri: str, stop: int | None, predictors: list[str]) -> dict[str, dict
         previous = frame
     rows = {}
     for name, values in errors.items():
-        median = np.nanmedian(np.array(values).reshape(-1, 2), axis=0) if values else np.full(2, np.nan)
+        rotation, direction = (_median(column) for column in np.array(values).reshape(-1, 2).T)
         counted = seconds[name][_WARM_UP_PAIRS:]
         rows[name] = {
-            "rotation_deg": median[0],
-            "direction_deg": median[1],
+            "rotation_deg": rotation,
+            "direction_deg": direction,
             "missed": missed[name],
             "pairs_per_cpu_s": len(counted) / max(sum(counted), 1e-9) if counted else np.nan,
         }
     return rows
+
+
+def _median(values: np.ndarray) -> float:
+    """Of those that are numbers; NaN if none is."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else float("nan")
 
 
 def main() -> None:
