@@ -136,7 +136,7 @@ class Page:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def settle(self, seconds: float = 0.4) -> NDArray[np.uint8]:
-        """The picture once it no longer changes, but for a few pixels: a cursor blinks in the list of poses."""
+        """The picture once it no longer changes but for a few pixels: a cursor may blink in a list."""
 
         def same() -> NDArray[np.uint8] | None:
             before = self.screenshot()
