@@ -196,7 +196,8 @@ class DPTHead(nn.Module):
             for tokens, project, resize in zip(levels, self.projects, self.resize_layers, strict=True):
                 level = self.norm(tokens.float()).transpose(1, 2).unflatten(2, grid)
                 maps.append(resize(_add_position(project(level), image_size)))
-            if self.detail is not None and detail is not None:
+            if self.detail is not None:
+                assert detail is not None, "this head was built to see detail"
                 maps[0] = maps[0] + self.detail(detail.float())
             raw, raw_confidence = self.scratch(maps, image_size).permute(0, 2, 3, 1).tensor_split([-1], -1)
             values = raw.exp() if self.kind == "depth" else raw.sign() * raw.abs().expm1()

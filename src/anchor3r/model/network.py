@@ -357,7 +357,10 @@ class Anchor3RNetwork(nn.Module):
     def _points(
         self, levels: list[Tensor], grid: tuple[int, int], size: tuple[int, int], detail: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The point head; its maps are large, so where memory is short a few frames at a time."""
+        """The point head; its maps are large, so where memory is short a few frames at a time.
+
+        Not with detail, which comes from a stem for small images.
+        """
         if detail is not None or not (self._recomputes and self.training):
             return self.point_head(levels, grid, size, detail)
         chunks = zip(*(level.split(_FRAMES_AT_ONCE) for level in levels), strict=True)
