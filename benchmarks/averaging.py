@@ -26,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, nearest_rotation, rotation_angle, umeyama
-from anchor3r.graph.events import EventVerdicts
-from anchor3r.graph.noise import Believer
-from anchor3r.graph.online import estimate_trajectory
-from anchor3r.graph.pose_system import PoseEdges, PoseState
-from anchor3r.graph.positions import average_positions
-from anchor3r.graph.refine import RefineConfig, refine_poses
-from anchor3r.graph.rotations import average_rotations
-from anchor3r.graph.synthetic import SyntheticConfig, SyntheticGraph, synthetic_graph
+from anchor3r.pose_graph.averaging.positions import average_positions
+from anchor3r.pose_graph.averaging.rotations import average_rotations
+from anchor3r.pose_graph.joint import RefineConfig, refine_poses
+from anchor3r.pose_graph.noise import Believer
+from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
+from anchor3r.pose_graph.verification import EventVerdicts
 from averaging_peers import PEERS, PeerTask, is_installed
+from generated_graphs import SyntheticConfig, SyntheticGraph, synthetic_graph
 
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, rotation_from_quat, so3_exp, so3_log
-from anchor3r.graph.motion_graph import Edges
+from anchor3r.pose_graph.edges import Edges
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import numpy as np
 from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.model.config import PRESETS
 from anchor3r.predictors.loading import load_predictor
-from anchor3r.predictors.network import NetworkPredictorConfig, network_size
+from anchor3r.predictors.network.predictor import NetworkPredictorConfig, network_size
 from anchor3r.sources import Frame, open_source
 
 Estimate = Callable[[Frame, Frame], SE3 | None]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from anchor3r import cli
+from anchor3r.cli import main as cli
 
 
 def ours(path: Path) -> tuple[np.ndarray, dict[str, Any]]:

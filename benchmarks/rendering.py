@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from anchor3r.worlds import MOTIONS, World, WorldConfig, make_world, sample_config
-from anchor3r.worlds.textures import texture_bank
+from anchor3r.worlds.scenes.textures import texture_bank
 
 GOAL_FRAMES_PER_S = 300.0
 CLIP_FRAMES = 16

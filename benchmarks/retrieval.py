@@ -15,9 +15,9 @@ import numpy as np
 import tyro
 
 from anchor3r.geometry import SE3
-from anchor3r.graph.retrieval import Keyframes, RetrievalConfig, recall_of, retrieve
+from anchor3r.loops.descriptors import TOKENS, load_descriptor
+from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, recall_of, retrieve
 from anchor3r.predictors.loading import load_predictor
-from anchor3r.predictors.places import TOKENS, load_descriptor
 from anchor3r.sources import Frame, Source, open_source
 
 WORLDS = tuple(f"world:{seed}?motion=grid&frames=1500" for seed in range(101, 106))

@@ -20,8 +20,8 @@ import numpy as np
 import tyro
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.graph.motion_graph import MotionGraph
-from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter
 from anchor3r.trajectory import FramePose

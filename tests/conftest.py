@@ -1,9 +1,17 @@
-"""Shared fixtures: where the optional real test data lies."""
+"""Shared fixtures: where the optional real test data lies, and a small map with dense points."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from anchor3r.cli.map import make_map
+from anchor3r.predictors.ground_truth import GroundTruthPredictor
+from anchor3r.sources import open_source
+from anchor3r.store import Map, load_map
+
+NUM_FRAMES = 11
 
 # Jobs in the background of a shell ignore Ctrl-C and hand that on; programs under test must not.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -17,3 +25,18 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder}")
     return folder
+
+
+@pytest.fixture(scope="session")
+def street_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven exact frames of 64×48 pixels, made without any noise."""
+    folder = tmp_path_factory.mktemp("street") / "map"
+    with open_source(f"world:5?width=64&height=48&motion=driving&frames={NUM_FRAMES}") as world:
+        make_map(world, GroundTruthPredictor(), folder)
+    return folder
+
+
+@pytest.fixture
+def street(street_folder: Path) -> Iterator[Map]:
+    with load_map(street_folder) as made:
+        yield made

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.graph.motion_graph import EdgeKind, Edges
+from anchor3r.pose_graph.edges import EdgeKind, Edges
 
 Index = NDArray[np.int64]
 

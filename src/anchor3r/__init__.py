@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anchor3r.errors import Anchor3RError
-    from anchor3r.graph.motion_graph import MotionGraph
-    from anchor3r.mapping import Mapper
+    from anchor3r.pipeline.mapper import Mapper
+    from anchor3r.pose_graph.edges import MotionGraph
     from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
     from anchor3r.store import MapWriter, load_map
@@ -28,8 +28,8 @@ __all__ = [
 _HOMES = {
     "Anchor3RError": "errors",
     "MapWriter": "store",
-    "Mapper": "mapping",
-    "MotionGraph": "graph.motion_graph",
+    "Mapper": "pipeline.mapper",
+    "MotionGraph": "pose_graph.edges",
     "load_map": "store",
     "load_predictor": "predictors.loading",
     "open_source": "sources",

@@ -2,6 +2,6 @@
 
 import sys
 
-from anchor3r.cli import main
+from anchor3r.cli.main import main
 
 sys.exit(main())

@@ -173,6 +173,11 @@ class SE3:
         return SE3(m[..., :3, :3], m[..., :3, 3])
 
     @staticmethod
+    def from_center(rotation: Array, center: Array) -> SE3:
+        """camera_from_world of a camera (..., 3, 3) whose centre is at (..., 3) in the world."""
+        return SE3(rotation, -(rotation @ center[..., None])[..., 0])
+
+    @staticmethod
     def exp(twist: ArrayLike) -> SE3:
         """Twist (..., 6), rotation part first, radians."""
         xi = _float(twist)

@@ -71,7 +71,7 @@ class Trajectory:
     @property
     def camera_from_world(self) -> SE3:
         """(n,) poses"""
-        return SE3(self.rotation, -(self.rotation @ self.center[..., None])[..., 0])
+        return SE3.from_center(self.rotation, self.center)
 
     @property
     def world_from_camera(self) -> SE3:
@@ -83,6 +83,20 @@ class Trajectory:
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {name: column[which] for name, column in columns.items() if column is not None}
         return Trajectory(**given)
+
+    def largest_component(self) -> Trajectory:
+        """The poses of the component that has most of them."""
+        if self.component is None or not len(self):
+            return self
+        labels, counts = np.unique(self.component, return_counts=True)
+        return self.select(self.component == labels[np.argmax(counts)])
+
+    def path_length(self) -> float:
+        """Length of the way from pose to pose; a step from one component to another has none."""
+        step = np.linalg.norm(np.diff(self.center, axis=0), axis=1)
+        if self.component is not None:
+            step = step[np.diff(self.component) == 0]
+        return float(step.sum())
 
     def pose(self, k: int) -> FramePose:
         """The k-th pose by itself."""

@@ -10,12 +10,12 @@ import pytest
 import tyro
 from miniatures import drive
 
-from anchor3r.cli import main
-from anchor3r.commands.evaluate import evaluate
+from anchor3r.cli.evaluate import evaluate
+from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.trajectory_files import read_trajectory
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.outputs.trajectories import write_kitti, write_tum
+from anchor3r.io.trajectories import write_kitti, write_tum
 from anchor3r.trajectory import Trajectory
 
 

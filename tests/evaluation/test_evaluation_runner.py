@@ -19,7 +19,7 @@ from anchor3r.evaluation.results import Results
 from anchor3r.evaluation.runner import run_benchmark, score_poses
 from anchor3r.evaluation.scoring import scored_trajectory
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.mapping import Mapper
+from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import Frame, Source

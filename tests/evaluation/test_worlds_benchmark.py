@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from anchor3r.commands.evaluate import evaluate
+from anchor3r.cli.evaluate import evaluate
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.worlds import GOALS, PARTS, Worlds, goal_table, part_table
 from anchor3r.evaluation.results import Results, SequenceResult

@@ -9,7 +9,7 @@ import torch
 import tyro
 from safetensors.torch import save_file
 
-from anchor3r.commands.convert import convert
+from anchor3r.cli.convert import convert
 from anchor3r.errors import Anchor3RError
 from anchor3r.model.checkpoints import load_tensors, read_tensors
 from anchor3r.model.config import PRESETS, NetworkConfig

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole, so3_exp
-from anchor3r.predictors.continuity import _MOST_KNOWN, compare_units, with_memory
-from anchor3r.predictors.reading import Reading, confidence_of, information_of
+from anchor3r.predictors.network.continuity import _MOST_KNOWN, compare_units, with_memory
+from anchor3r.predictors.network.reading import Reading, confidence_of, information_of
 
 CAMERA = Pinhole.from_fov(70, 32, 24)
 TURN, MOVE = so3_exp(np.array([0.01, -0.03, 0.005])), np.array([0.1, 0.02, 0.4])  # last from this anchor

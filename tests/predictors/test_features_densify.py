@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anchor3r.predictors.features.densify import densified, grid_size
+from anchor3r.predictors.features.depth_completion import densified, grid_size
 
 CAMERA = np.array([200.0, 200.0, 99.5, 74.5, 0.0, 0.0])
 NOBODY = np.empty((0, 2))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.predictors.features.bundle import adjust_window
+from anchor3r.predictors.features.bundle_adjustment import adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import (
     CALIBRATION_SIZE,

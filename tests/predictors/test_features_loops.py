@@ -8,9 +8,9 @@ import pytest
 from box_room import CAMERA, BoxRoom, pose_at
 
 from anchor3r.evaluation.metrics import Alignment, trajectory_errors
-from anchor3r.mapping import Mapper
+from anchor3r.pipeline.mapper import Mapper
+from anchor3r.pipeline.refine import RefinementConfig, refine_map
 from anchor3r.predictors.features.predictor import FeaturesPredictor
-from anchor3r.refinement import RefinementConfig, refine_map
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, load_map
 

@@ -10,10 +10,10 @@ import pytest
 from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_log, umeyama
-from anchor3r.mapping import Mapper
+from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.predictor import FeaturesPredictor
-from anchor3r.predictors.prediction import Status, WindowPrediction
+from anchor3r.predictors.interface import Status, WindowPrediction
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 

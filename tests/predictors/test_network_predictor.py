@@ -11,7 +11,7 @@ from anchor3r.geometry import Pinhole
 from anchor3r.model.checkpoints import file_digest, save_checkpoint
 from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
 from anchor3r.model.network import Anchor3RNetwork
-from anchor3r.predictors.network import NetworkPredictor, NetworkPredictorConfig, network_size
+from anchor3r.predictors.network.predictor import NetworkPredictor, NetworkPredictorConfig, network_size
 from anchor3r.sources.frame import Frame
 
 CAMERA = Pinhole.from_fov(70, 64, 48)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from anchor3r.geometry import SE3
-from anchor3r.graph.motion_graph import MotionGraph
-from anchor3r.graph.refine import refine_poses
-from anchor3r.predictors import reading
-from anchor3r.predictors.reading import Reading
+from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.pose_graph.joint import refine_poses
+from anchor3r.predictors.network.predictor import reading
+from anchor3r.predictors.network.reading import Reading
 
 DEPTH, STEP, ERROR = 2.0, 0.01, 0.0025
 """Metres: a slow camera in a room, and errors of its motion as real video shows them."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_exp
 from anchor3r.model.matching import Matches, cell_pixels
-from anchor3r.predictors.reading import Reading
-from anchor3r.predictors.refining import refined
-from anchor3r.predictors.sharpening import grey
-from anchor3r.predictors.window_adjustment import AdjustmentConfig
+from anchor3r.predictors.network.photometric_alignment import grey
+from anchor3r.predictors.network.reading import Reading
+from anchor3r.predictors.network.refining import refined
+from anchor3r.predictors.network.window_adjustment import AdjustmentConfig
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.predictors.sharpening import _FARTHEST_PX, Grey, WindowView, grey, halved
+from anchor3r.predictors.network.photometric_alignment import _FARTHEST_PX, Grey, WindowView, grey, halved
 
 CAMERA = Pinhole(100.0, 100.0, 47.5, 31.5, 96, 64)
 CELLS = (16, 24)

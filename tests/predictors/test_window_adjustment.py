@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, rotation_angle, so3_exp
-from anchor3r.predictors.window_adjustment import (
+from anchor3r.predictors.network.window_adjustment import (
     Adjusted,
     AdjustmentConfig,
     WindowGeometry,

@@ -8,7 +8,7 @@ import pytest
 from clips import encode
 from servers import serving, web_server
 
-from anchor3r.cli import main
+from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources import open_source
 from anchor3r.sources.addresses import without_password

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from anchor3r import cli
+from anchor3r.cli import main as cli
 from anchor3r.sources import Frame, opening
 from toy_source import ToySource
 

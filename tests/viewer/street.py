@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.graph.motion_graph import MotionGraph
-from anchor3r.predictors.prediction import Status, WindowPrediction
+from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.interface import Status, WindowPrediction
 from anchor3r.sources import Frame
 from anchor3r.store import Loop, MapWriter
 from anchor3r.trajectory import FramePose, Trajectory

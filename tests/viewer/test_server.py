@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 from street import record_street
 
-from anchor3r.cli import main
+from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.store import MapWriter
 from anchor3r.viewer.cameras import picked

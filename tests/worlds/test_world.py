@@ -11,8 +11,8 @@ from PIL import Image
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.worlds import MOTIONS, World, WorldConfig, make_world, sample_config
-from anchor3r.worlds.paths import poses
-from anchor3r.worlds.render import render_linear
+from anchor3r.worlds.render.renderer import render_linear
+from anchor3r.worlds.scenes.paths import poses
 
 PAIRS = [(kind, motion) for kind, motions in MOTIONS.items() for motion in motions]
 VIEWS = [(0, 0), (np.pi / 2, 0), (np.pi, 0), (-np.pi / 2, 0), (0, np.pi / 2), (0, -np.pi / 2)]

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anchor3r.graph.online import OnlineConfig
-from anchor3r.mapping import Mapper, MapperConfig, identity_of
+from anchor3r.pipeline.mapper import Mapper, MapperConfig, identity_of
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pose_graph.online import OnlineConfig
 from anchor3r.predictors.loading import load_predictor, weights_file
-from anchor3r.refinement import refine_map
 from anchor3r.sources import Source
 from anchor3r.store import MapWriter, StoreConfig
 

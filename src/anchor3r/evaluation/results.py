@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.outputs.atomic import replacing
+from anchor3r.io.files import replacing
 
 FORMAT_VERSION = 1
 _PACKAGES = ("anchor3r", "numpy", "scipy", "torch")

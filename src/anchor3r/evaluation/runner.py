@@ -30,8 +30,8 @@ from anchor3r.evaluation.scoring import (
     scored_trajectory,
 )
 from anchor3r.evaluation.tables import run_tables
-from anchor3r.outputs.atomic import replacing
-from anchor3r.outputs.trajectories import write_tum
+from anchor3r.io.files import replacing
+from anchor3r.io.trajectories import write_tum
 from anchor3r.sources import Source
 from anchor3r.store import ONLINE, Map, load_map
 

@@ -12,7 +12,7 @@ from anchor3r.evaluation.association import MIN_POSES, largest_component
 from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol
 from anchor3r.evaluation.metrics import Alignment, Statistics, TrajectoryErrors
 from anchor3r.geometry import SE3, Array, Sim3
-from anchor3r.graph.motion_graph import EdgeKind, MotionGraph
+from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.sources import Source
 from anchor3r.store import Map
 from anchor3r.trajectory import Trajectory

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.association import largest_component
-from anchor3r.outputs.trajectories import read_euroc, read_kitti, read_tum
-from anchor3r.sources.tables import read_fields
+from anchor3r.io.tables import read_fields
+from anchor3r.io.trajectories import read_euroc, read_kitti, read_tum
 from anchor3r.store import ONLINE, load_map
 from anchor3r.trajectory import Trajectory
 

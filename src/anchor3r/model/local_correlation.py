@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from anchor3r.kernels import kernel
 
 
 def local_correlation(own: Tensor, other: Tensor, corner: Tensor, side: int) -> Tensor:
@@ -55,7 +56,7 @@ class _LocalCorrelation(torch.autograd.Function):
         return grad_own, grad_other, None, None
 
 
-@numba.njit(cache=True, nogil=True, fastmath=True)
+@kernel(fast=True)
 def _correlate(own: NDArray, other: NDArray, corner: NDArray, side: int, out: NDArray) -> None:
     channels = own.shape[3]
     for b in range(own.shape[0]):
@@ -70,7 +71,7 @@ def _correlate(own: NDArray, other: NDArray, corner: NDArray, side: int, out: ND
                         out[b, p, a, dy * side + dx] = dot
 
 
-@numba.njit(cache=True, nogil=True, fastmath=True)
+@kernel(fast=True)
 def _correlate_backward(
     own: NDArray,
     other: NDArray,

@@ -9,11 +9,12 @@ Shapes: P cells, Q = h w cells of the other image.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from anchor3r.kernels import kernel
 
 _BLOCK = 16
 _LOWEST = np.float32(-100)
@@ -33,7 +34,7 @@ def has_kernel(descriptors: Tensor) -> bool:
     return descriptors.device.type == "cpu" and descriptors.dtype == torch.float32
 
 
-@numba.njit(inline="always")
+@kernel(fast=True)
 def _exponential(x: np.float32) -> np.float32:
     """e^x for x <= 0 to 5e-5, by operations that a processor does eight at a time."""
     x = (x if x > _LOWEST else _LOWEST) * np.float32(1 / 256)
@@ -43,7 +44,7 @@ def _exponential(x: np.float32) -> np.float32:
     return power
 
 
-@numba.njit(cache=True, nogil=True, fastmath=True)
+@kernel(fast=True)
 def _peaks(logits: NDArray, width: int, cell: NDArray, share: NDArray) -> None:
     num_rows, num_cells = logits.shape
     height = num_cells // width

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 
 MAX_GRID_SIDE = 256

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.predictors.prediction import Predictor
+from anchor3r.predictors.interface import Predictor
 
 TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetensors"
 """The network that ships with the package."""
@@ -59,7 +59,7 @@ def _network(checkpoint: Path, window: int | None) -> Predictor:
             f"this installation lacks the weights of the tiny network ({checkpoint}); "
             f"reinstall it, or choose another --predictor: {_KNOWN}"
         )
-    from anchor3r.predictors.network import NetworkPredictor
+    from anchor3r.predictors.network.predictor import NetworkPredictor
 
     return NetworkPredictor.load(checkpoint, window=window)
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.io.tables import parse_numbers, read_fields, read_numbered_table, read_table, rigid_motions
 from anchor3r.sources.images import ImageSequence, image_paths, is_image, read_depth
 from anchor3r.sources.source import UndecodableFrameError, logger
-from anchor3r.sources.tables import parse_numbers, read_fields, read_numbered_table, read_table, rigid_motions
 
 KITTI_CAMERAS = (2, 3, 0, 1)
 """In order of preference: colour left and right, grey left and right."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
-from anchor3r.graph.motion_graph import MotionGraph
-from anchor3r.predictors.prediction import Status
+from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.interface import Status
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database

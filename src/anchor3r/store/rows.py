@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import SE3, Pinhole
-from anchor3r.graph.motion_graph import Edges
-from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.pose_graph.edges import Edges
+from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store.database import EDGE
 from anchor3r.store.pointmaps import decode_picture, encode_picture, encode_points, resized

@@ -17,8 +17,8 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.graph.motion_graph import Edges
-from anchor3r.predictors.prediction import WindowPrediction
+from anchor3r.pose_graph.edges import Edges
+from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anchor3r.outputs.atomic import replacing
+from anchor3r.io.files import replacing
 from anchor3r.viewer.levels import Levels, Points, Segment
 
 CACHE = "view.npz"

@@ -212,7 +212,7 @@ def save_page(
     folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
 ) -> tuple[Path, int]:
     """Writes a page that shows the map without this program; returns it and the number of its points."""
-    from anchor3r.outputs.atomic import replacing
+    from anchor3r.io.files import replacing
 
     with MapContents(folder) as contents:
         contents.refresh()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Rectify
 from anchor3r.geometry import SE3, Pinhole
-from anchor3r.sources.tables import rigid_motions
+from anchor3r.io.tables import rigid_motions
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _KEY = re.compile(r"^( *)([A-Za-z_]\w*) *:(.*)$")

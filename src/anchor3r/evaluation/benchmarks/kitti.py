@@ -6,7 +6,7 @@ from pathlib import Path
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, ScoringProtocol
-from anchor3r.outputs.trajectories import read_kitti
+from anchor3r.io.trajectories import read_kitti
 from anchor3r.sources import Source
 from anchor3r.sources.datasets import KITTI_CAMERAS, KittiSource
 

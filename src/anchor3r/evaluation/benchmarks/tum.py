@@ -9,10 +9,10 @@ import numpy as np
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.association import nearest_in_time, stamps_of
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, CloudProtocol, ScoringProtocol, folders_with
-from anchor3r.outputs.trajectories import read_tum
+from anchor3r.io.tables import parse_numbers, read_fields
+from anchor3r.io.trajectories import read_tum
 from anchor3r.sources import Source
 from anchor3r.sources.datasets import TUM_MAX_TIME_DIFFERENCE_S, TumSource
-from anchor3r.sources.tables import parse_numbers, read_fields
 
 
 class Tum(Benchmark):

@@ -23,8 +23,8 @@ from anchor3r.evaluation.benchmarks.benchmark import (
 )
 from anchor3r.evaluation.benchmarks.calibration import rectification, yaml_motion, yaml_numbers
 from anchor3r.geometry import Pinhole
+from anchor3r.io.tables import read_fields
 from anchor3r.sources import Source
-from anchor3r.sources.tables import read_fields
 
 MAX_TIME_DIFFERENCE_S = 0.01
 

@@ -16,9 +16,9 @@ from anchor3r.evaluation.benchmarks.benchmark import (
     images_in,
 )
 from anchor3r.geometry import Pinhole
+from anchor3r.io.tables import parse_numbers, read_fields, rigid_motions
 from anchor3r.sources import Source
 from anchor3r.sources.images import read_image
-from anchor3r.sources.tables import parse_numbers, read_fields, rigid_motions
 
 RATE_HZ = 10.0
 UNITS_PER_M = 100.0

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, PosedImages, ScoringProtocol, images_in
 from anchor3r.geometry import Pinhole
+from anchor3r.io.tables import rigid_motions
 from anchor3r.sources import Source
 from anchor3r.sources.images import read_image
-from anchor3r.sources.tables import rigid_motions
 
 RATE_HZ = 10.0
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
+from anchor3r.kernels import kernel
 
 Image = NDArray[np.uint8]
 
@@ -30,7 +30,7 @@ def cut_templates(grey: Image, corners: Array) -> Image:
     return grey[v[:, None, None] + offsets[:, None], u[:, None, None] + offsets]
 
 
-@njit(cache=True)
+@kernel
 def align(
     image: Image,
     templates: Image,
@@ -63,7 +63,7 @@ def align(
     return out, score
 
 
-@njit(cache=True)
+@kernel
 def _warped_template(template: Image, warp: Array, radius: int, jacobian: Array) -> None:
     """Fills jacobian (pixels, 4) with the warped template's gradient, its values and 1."""
     side = 2 * radius + 3
@@ -87,7 +87,7 @@ def _warped_template(template: Image, warp: Array, radius: int, jacobian: Array)
             p += 1
 
 
-@njit(cache=True)
+@kernel
 def _descend(
     image: Image,
     jacobian: Array,
@@ -115,7 +115,7 @@ def _descend(
     return moved < _ACCEPTED_PX
 
 
-@njit(cache=True)
+@kernel
 def _read_patch(image: Image, u: float, v: float, radius: int, values: Array) -> None:
     """Bilinear patch around (u, v); its weights are the same at every pixel."""
     u0, v0 = math.floor(u), math.floor(v)
@@ -129,7 +129,7 @@ def _read_patch(image: Image, u: float, v: float, radius: int, values: Array) ->
             p += 1
 
 
-@njit(cache=True)
+@kernel
 def _correlation(a: Array, b: Array) -> float:
     """Pearson's coefficient; 0 for a flat patch."""
     da, db = a - a.mean(), b - b.mean()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS
-from anchor3r.predictors.features.bundle import adjust_window
+from anchor3r.predictors.features.bundle_adjustment import adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import reprojection_errors, triangulate
 from anchor3r.predictors.features.uncertainty import edges_to_newest, noise_variance, unit_sigma

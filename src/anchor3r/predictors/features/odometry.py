@@ -13,7 +13,7 @@ from anchor3r.predictors.features.alignment import Image, cut_templates
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
-from anchor3r.predictors.features.posing import Posed
+from anchor3r.predictors.features.pose_estimation import Posed
 from anchor3r.predictors.features.projection import camera_of, project, rays
 
 _ADJUST_STEPS = 5

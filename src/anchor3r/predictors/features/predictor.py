@@ -19,14 +19,14 @@ from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.densify import PointMap, densified
+from anchor3r.predictors.features.depth_completion import PointMap, densified
+from anchor3r.predictors.features.initialisation import start
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
-from anchor3r.predictors.features.posing import pose_frame
+from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
-from anchor3r.predictors.features.relating import relate_views
-from anchor3r.predictors.features.starting import start
+from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.prediction import Status, WindowPrediction
+from anchor3r.predictors.interface import Status, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 _FOCAL_BIAS = 0.02

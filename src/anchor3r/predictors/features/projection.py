@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, Pinhole
+from anchor3r.kernels import kernel
 
 CALIBRATION_SIZE = 5
 """log f, cx, cy, k1, k2"""
@@ -48,7 +48,7 @@ def rays(camera: Array, pixels: Array) -> Array:
     return np.concatenate([ideal, np.ones((len(pixels), 1))], axis=1)
 
 
-@njit(cache=True)
+@kernel
 def calibration_vector(camera: Array) -> Array:
     """(log fx, cx, cy, k1, k2): what an adjustment may refine."""
     out = camera[1:].copy()
@@ -56,7 +56,7 @@ def calibration_vector(camera: Array) -> Array:
     return out
 
 
-@njit(cache=True)
+@kernel
 def rotate(rotation: Array, w0: float, w1: float, w2: float) -> Array:
     """Exp(w) @ rotation, with one Newton step towards orthonormality so that updates never accumulate."""
     theta2 = w0 * w0 + w1 * w1 + w2 * w2
@@ -73,7 +73,7 @@ def rotate(rotation: Array, w0: float, w1: float, w2: float) -> Array:
     return 1.5 * r - 0.5 * (r @ r.T) @ r
 
 
-@njit(cache=True)
+@kernel
 def residual_of(
     rotation: Array, translation: Array, camera: Array, point: Array, uv: Array, out: Array
 ) -> bool:
@@ -92,7 +92,7 @@ def residual_of(
     return True
 
 
-@njit(cache=True)
+@kernel
 def jacobians_of(
     camera: Array, residual: Array, rotation: Array, pose: Array, point: Array, calib: Array
 ) -> None:
@@ -128,7 +128,7 @@ def reprojection_errors(camera_from_local: SE3, camera: Array, points: Array, uv
     return np.where(in_camera[:, 2] > 0, errors, np.inf)
 
 
-@njit(cache=True)
+@kernel
 def adjust_pose(
     rotation: Array,
     translation: Array,
@@ -167,7 +167,7 @@ def adjust_pose(
     return r, t, h
 
 
-@njit(cache=True)
+@kernel
 def triangulate(
     rotations: Array, translations: Array, camera: Array, observed: Array, iterations: int
 ) -> tuple[Array, Array, Array]:
@@ -192,7 +192,7 @@ def triangulate(
     return positions, errors, parallax
 
 
-@njit(cache=True)
+@kernel
 def _ray_equations(
     rotations: Array, translations: Array, camera: Array, uv: Array, seen: NDArray[np.int64]
 ) -> tuple[Array, Array, float]:
@@ -211,7 +211,7 @@ def _ray_equations(
     return h, g, math.acos(max(-1.0, cosine))
 
 
-@njit(cache=True)
+@kernel
 def _polish_point(
     rotations: Array, translations: Array, camera: Array, uv: Array, seen: NDArray[np.int64],
     iterations: int, point: Array,

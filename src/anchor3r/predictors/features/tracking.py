@@ -6,10 +6,10 @@ import math
 
 import cv2
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
+from anchor3r.kernels import kernel
 from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS, Image
 
 _PER_CELL = 2
@@ -77,7 +77,7 @@ def detect(grey: Image, occupied: Array, num_points: int) -> Array:
     return _pick_corners(response, occupied, floor, cell)
 
 
-@njit(cache=True)
+@kernel
 def _pick_corners(response: NDArray[np.float32], occupied: Array, floor: float, cell: int) -> Array:
     """Greedy per cell: repeatedly the strongest free peak, until the cell is full."""
     border = TEMPLATE_RADIUS + 1

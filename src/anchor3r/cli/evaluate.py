@@ -1,0 +1,288 @@
+"""`anchor3r evaluate`: a trajectory, a map or whole data sets against ground truth, and runs side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from anchor3r.errors import Anchor3RError
+
+if TYPE_CHECKING:
+    from anchor3r.evaluation.results import Metrics, SequenceResult
+
+Format = Literal["auto", "tum", "kitti", "euroc"]
+Align = Literal["sim3", "se3", "none"]
+
+
+def trajectory(
+    estimate: Annotated[Path, tyro.conf.Positional],
+    reference: Annotated[Path, tyro.conf.Positional],
+    align: Align = "sim3",
+    estimate_format: Format = "auto",
+    reference_format: Format = "auto",
+    max_time_difference: float = 0.02,
+    poses: str = "online",
+    out: Path | None = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Compare two trajectories.
+
+    Where both have time stamps, poses are paired by the nearest; else one by one, and both must have as many.
+
+    Args:
+        estimate: A TUM, KITTI or EuRoC file, or a map.
+        reference: The ground truth: a TUM, KITTI or EuRoC file, or a map.
+        align: What is moved away first: sim3 (also the scale), se3, or none.
+        estimate_format: What the estimate is; auto tells from its first line.
+        reference_format: What the reference is.
+        max_time_difference: Seconds between poses that are paired.
+        poses: Which poses of a map, such as online.
+        out: Folder for figures.
+        as_json: Print JSON.
+    """
+    from anchor3r.evaluation.association import paired
+    from anchor3r.evaluation.metrics import Alignment, trajectory_errors
+    from anchor3r.evaluation.trajectory_files import TrajectoryFormat, read_trajectory
+
+    estimated = read_trajectory(estimate, TrajectoryFormat(estimate_format), variant=poses)
+    true = read_trajectory(reference, TrajectoryFormat(reference_format), variant=poses)
+    estimated, true = paired(estimated, estimate, true, reference, max_time_difference)
+    errors = trajectory_errors(estimated.world_from_camera, true.world_from_camera, Alignment(align))
+    if out is not None:
+        from anchor3r.evaluation import figures
+
+        figures.trajectory_figure({align: errors}, out / "trajectory.png", estimate.stem)
+        figures.error_over_distance_figure({align: errors}, out / "error.png", estimate.stem)
+    _print_metrics({f"{estimate.name} ({align})": dict(errors.metrics())}, as_json=as_json)
+
+
+def evaluate_map(
+    stored: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="map")],
+    align: Align = "sim3",
+    out: Path | None = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Compare every trajectory of a map with the ground truth that its source knew.
+
+    Args:
+        stored: Folder of the map.
+        align: What is moved away first: sim3 (also the scale), se3, or none.
+        out: Folder for trajectories and figures; beside the map's own files if not given.
+        as_json: Print JSON.
+    """
+    from anchor3r.evaluation.metrics import Alignment
+    from anchor3r.evaluation.runner import score_poses
+    from anchor3r.store import load_map
+
+    with load_map(stored) as opened:
+        variants, _ = score_poses(opened, Alignment(align), out or stored / "evaluation", stored.name)
+    _print_metrics(variants, as_json=as_json)
+
+
+def worlds(
+    seeds: str = "101-120",
+    motions: str = "driving,handheld,room,orbit,grid,stream",
+    predictor: str = "auto",
+    out: Path = Path("out/worlds"),
+    frames: int = 300,
+    grid_frames: int = 3000,
+    stream_frames: int = 10_000,
+    stream_seeds: str = "101",
+    offline: bool = False,
+    jobs: int = 1,
+    window: int | None = None,
+    seed: int = 0,
+    keep_maps: bool = False,
+) -> None:
+    """Procedural worlds that nothing was trained on: what a predictor reaches, next to what it should.
+
+    A run that was interrupted goes on when it is started again, and finished worlds are read back: the parts
+    can be run one after the other into the same folder.
+
+    Args:
+        seeds: Worlds, such as 101-120 or 101,105.
+        motions: Parts to run: driving, handheld, room, orbit, grid (a long drive), stream (a very long one).
+        predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
+        out: Folder for the results.
+        frames: Length of the others.
+        grid_frames: Length of the long drive.
+        stream_frames: Length of the very long one,
+        stream_seeds: and its worlds.
+        offline: Refine each map by loop closure and motion averaging, and score that as well.
+        jobs: Worlds at once.
+        window: Frames in a window; the predictor's own if not given.
+        seed: Of every random choice.
+        keep_maps: Keep the maps, too.
+    """
+    from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
+    from anchor3r.evaluation.mapped import MapAndRefine
+    from anchor3r.evaluation.runner import run_benchmark
+
+    lengths = dict.fromkeys(PARTS, frames) | {"grid": grid_frames, "stream": stream_frames}
+    names = [
+        f"{motion}-{number}"
+        for motion in _names(motions)
+        for number in _numbers(stream_seeds if motion == "stream" else seeds)
+    ]
+    results = run_benchmark(
+        Worlds(lengths),
+        Path(),
+        out,
+        MapAndRefine(predictor=predictor, offline=offline, window=window, seed=seed),
+        sequences=names,
+        jobs=_checked(jobs),
+        keep_maps=keep_maps,
+        finished=_print_finished,
+    )
+    print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
+
+
+def compare(
+    results: Annotated[list[Path], tyro.conf.Positional],
+    metrics: str = "",
+    paper: bool = True,
+    out: Path | None = None,
+) -> None:
+    """Print runs side by side, as the paper's tables do, next to the paper's own rows.
+
+    Args:
+        results: results.json files of `anchor3r evaluate`.
+        metrics: Comma-separated names such as ate_rmse_m,rre_rmse_deg; those of the benchmark if not given.
+        paper: Show the published rows, too.
+        out: Markdown file to write instead of printing.
+    """
+    from anchor3r.evaluation.results import Results
+    from anchor3r.evaluation.tables import compared
+    from anchor3r.io.files import replacing
+
+    if not results:
+        raise Anchor3RError("nothing to compare; name one or more results.json files")
+    runs = [Results.load(path) for path in results]
+    text = compared(runs, _names(metrics) or None, with_paper=paper)
+    if out is None:
+        print(text)
+        return
+    with replacing(out) as file:
+        file.write(text.encode() + b"\n")
+
+
+def _benchmark_command(name: str) -> Callable[..., None]:
+    """The command of one data set."""
+
+    def run(
+        root: Annotated[Path, tyro.conf.Positional],
+        out: Path,
+        sequences: str = "",
+        predictor: str = "auto",
+        offline: bool = False,
+        jobs: int = 1,
+        window: int | None = None,
+        max_frames: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """
+        Writes results.json, table.md, and for each sequence its map, trajectories and figures. A run that was
+        interrupted goes on when it is started again; finished sequences are read back.
+
+        Args:
+            root: Folder of the data set in its official layout.
+            out: Folder for the results.
+            sequences: Comma-separated names; those of the protocol if not given.
+            predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
+            offline: Refine each map by loop closure and motion averaging, and score that as well.
+            jobs: Sequences at once.
+            window: Frames in a window; the predictor's own if not given.
+            max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
+            seed: Of every random choice.
+        """
+        from anchor3r.evaluation.benchmarks import BENCHMARKS
+        from anchor3r.evaluation.mapped import MapAndRefine
+        from anchor3r.evaluation.runner import run_benchmark
+        from anchor3r.evaluation.tables import run_tables
+
+        results = run_benchmark(
+            BENCHMARKS[name],
+            root,
+            out,
+            MapAndRefine(predictor=predictor, offline=offline, window=window, seed=seed),
+            sequences=_names(sequences),
+            jobs=_checked(jobs),
+            max_frames=max_frames,
+            finished=_print_finished,
+        )
+        print("\n" + run_tables([results], BENCHMARKS[name].protocol.metrics))
+        print(f"\n{out / 'results.json'} has every metric; {out / 'table.md'} this table.")
+
+    run.__doc__ = f"{_TITLES[name]}: map, refine and score its sequences.\n{run.__doc__}"
+    return run
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    """101-103,110 -> 101, 102, 103, 110."""
+    numbers: list[int] = []
+    for part in _names(text):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise Anchor3RError(f"seeds are numbers and ranges such as 101-120,130, not {text!r}")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _checked(jobs: int) -> int:
+    if jobs < 1:
+        raise Anchor3RError(f"--jobs must be at least 1, not {jobs}")
+    return jobs
+
+
+def _print_finished(name: str, result: SequenceResult) -> None:
+    ate = ", ".join(
+        f"{variant} ATE {'failed' if (value := found.get('ate_rmse_m')) is None else f'{value:.3f} m'}"
+        for variant, found in result.variants.items()
+    )
+    print(f"{name}: {result.num_frames} frames, {ate}", flush=True)
+
+
+def _print_metrics(variants: dict[str, Metrics], *, as_json: bool) -> None:
+    if as_json:
+        from anchor3r.evaluation.results import without_nan
+
+        print(json.dumps(without_nan(variants)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("")
+    for variant in variants:
+        table.add_column(variant, justify="right")
+    for metric in dict.fromkeys(name for found in variants.values() for name in found):
+        cells = (found.get(metric) for found in variants.values())
+        table.add_row(metric, *("–" if cell is None or cell != cell else f"{cell:.6g}" for cell in cells))
+    Console().print(table)
+
+
+_TITLES = {
+    "kitti": "KITTI odometry",
+    "vbr": "VBR",
+    "tum": "TUM RGB-D",
+    "oxford_spires": "Oxford Spires",
+    "waymo": "Waymo Open, exported to images",
+    "7scenes": "7-Scenes",
+    "vkitti2": "Virtual KITTI 2",
+}
+
+evaluate = {
+    "trajectory": trajectory,
+    "map": evaluate_map,
+    "compare": compare,
+    "worlds": worlds,
+    **{name.replace("_", "-"): _benchmark_command(name) for name in _TITLES},
+}

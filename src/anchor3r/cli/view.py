@@ -1,0 +1,80 @@
+"""`anchor3r view`: a map in the browser, live while it grows, or as a page to share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from anchor3r.cli.progress import progress
+from anchor3r.errors import Anchor3RError
+
+
+def view(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    save: Path | None = None,
+    points: int = 1_000_000,
+    wait: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> None:
+    """Show a map in the browser, also while it grows.
+
+    Points, path and cameras move when other poses are chosen or the map is refined. Ctrl-C ends it.
+
+    Args:
+        folder: Folder of the map.
+        host: Address to serve at; 0.0.0.0 lets other machines look on.
+        port: Port to serve at, or the next free one.
+        save: Instead of serving, write a page into this folder that any static file server can show.
+        points: Most points in a saved page.
+        wait: Wait for the map to be begun, if it is not there yet.
+    """
+    _insist_on_viser()
+    from anchor3r.viewer.server import save_page, serve_map
+
+    if not 1 <= port <= 65535:
+        raise Anchor3RError(f"--port must lie in 1 … 65535, not {port}")
+    if points < 1:
+        raise Anchor3RError(f"--points must be at least 1, not {points}")
+    if save is not None:
+        with progress("reading points", 100, "%") as advance:
+            page, count = save_page(folder, save, point_budget=points, progress=advance)
+        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; serve its folder, for example")
+        print(f"  python -m http.server --directory {save}")
+        return
+    with suppress(KeyboardInterrupt):  # how a view is meant to end
+        serve_map(folder, host, port, announce=_announce, wait=wait)
+
+
+@contextmanager
+def beside(folder: Path) -> Iterator[None]:
+    """Shows a map that is about to grow, from a process of its own, and stays after it until Ctrl-C."""
+    _insist_on_viser()
+    command = [sys.executable, "-m", "anchor3r", "view", str(folder), "--wait"]
+    viewer = subprocess.Popen(command, stdout=sys.stderr)
+    try:
+        yield
+        print("the page stays until Ctrl-C", file=sys.stderr)
+        with suppress(KeyboardInterrupt):
+            viewer.wait()
+    finally:
+        viewer.terminate()
+        viewer.wait()
+
+
+def _announce(url: str) -> None:
+    print(f"the map is at {url} (Ctrl-C ends)", flush=True)
+
+
+def _insist_on_viser() -> None:
+    if find_spec("viser") is None:
+        raise Anchor3RError(
+            "the viewer is not installed; install it with: pip install -c constraints.txt '.[viewer]'"
+        )

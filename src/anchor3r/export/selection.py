@@ -1,0 +1,77 @@
+"""What of a map is handed on: which poses, which frames, which points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from anchor3r.export.cameras import retaken
+from anchor3r.geometry import Pinhole
+from anchor3r.io.pointcloud import Cloud, drawn_by_lot, voxel_downsampled
+from anchor3r.store import ONLINE, Map
+from anchor3r.trajectory import Trajectory
+
+POINT_BUDGET = 1_000_000
+"""Points, unless told otherwise, of exports that their readers load as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A part of a map."""
+
+    source: Map
+    poses: str
+    """Name of the poses, which say where points lie."""
+    trajectory: Trajectory
+    """Those poses of the frames that were chosen."""
+    min_confidence: float = 0.0
+    """Points below it are left out."""
+    voxel: float | None = None
+    """One point for each cube of this side, in the map's unit; None is every point."""
+    max_points: int | None = None
+    """Of more points, so many are drawn by lot."""
+    camera: Pinhole | None = None
+    """The camera that all frames are to have; None leaves each its own."""
+
+    def limited(self) -> Selection:
+        """The same with a budget of points, for readers that load them as a whole."""
+        return self if self.max_points is not None else replace(self, max_points=POINT_BUDGET)
+
+    def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:
+        """The chosen points, batch by batch; `scratch` is where a large voxel grid may spill to."""
+        clouds = map_clouds(
+            self.source,
+            poses=self.poses,
+            min_confidence=self.min_confidence,
+            frames=self.trajectory.frames.tolist(),
+            camera=self.camera,
+        )
+        if self.voxel is not None:
+            clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
+        if self.max_points is not None:
+            return iter([drawn_by_lot(clouds, self.max_points)])
+        return clouds
+
+
+def map_clouds(
+    source: Map,
+    *,
+    poses: str = ONLINE,
+    min_confidence: float = 0.0,
+    frames: Iterable[int] | None = None,
+    camera: Pinhole | None = None,
+) -> Iterator[Cloud]:
+    """The points of every frame in the world of the chosen poses, one frame at a time; `retaken` if asked."""
+    for pose, point_map in source.iter_points(poses, frames):
+        if camera is not None:
+            point_map = retaken(point_map, source.intrinsics(pose.frame), camera)
+        sure = point_map.confidence >= min_confidence
+        good = sure & np.isfinite(point_map.points_in_camera).all(-1)
+        yield Cloud(
+            pose.to_world(point_map.points_in_camera[good]),
+            point_map.colours[good],
+            point_map.confidence[good],
+        )

@@ -1,1 +1,0 @@
-"""The motion graph: relative poses in, consistent global poses out."""

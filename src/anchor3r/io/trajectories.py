@@ -1,0 +1,177 @@
+"""Trajectories as text that other programs read: TUM and EuRoC (time, centre, quaternion), KITTI (matrices).
+
+All hold camera-to-world poses; their covariance is a table of its own. A KITTI file has no frame numbers:
+line k is the k-th frame, so a frame without a pose has to be filled or refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import quat_from_rotation, rotation_from_quat
+from anchor3r.io.files import replacing
+from anchor3r.trajectory import Trajectory
+
+_VALUE = "%.12g"
+_ROTATION_TOLERANCE = 1e-2  # files in use have as few as three decimals
+
+
+class Gaps(StrEnum):
+    """What a KITTI file says of a frame that has no pose."""
+
+    ERROR = "error"
+    """Nothing: writing is refused."""
+    HOLD = "hold"
+    """The pose of the frame before; before the first pose, that pose."""
+
+
+def write_tum(path: Path | str, trajectory: Trajectory, *, comment: str = "") -> None:
+    """One line a pose: timestamp tx ty tz qx qy qz qw."""
+    if trajectory.timestamps_s is None:
+        raise Anchor3RError(
+            f"cannot write {path}: the TUM format needs times and this trajectory has none; use KITTI"
+        )
+    quat_wxyz = quat_from_rotation(trajectory.world_from_camera.rotation)
+    columns = [trajectory.timestamps_s[:, None], trajectory.center, quat_wxyz[:, 1:], quat_wxyz[:, :1]]
+    head = f"# {comment}\n" if comment else ""
+    _write_lines(path, head, np.concatenate(columns, 1), "%.9f" + f" {_VALUE}" * 7)
+
+
+def write_euroc(path: Path | str, trajectory: Trajectory) -> None:
+    """The pose columns of EuRoC's ground truth: timestamp [ns], x, y, z, qw, qx, qy, qz."""
+    if trajectory.timestamps_s is None:
+        raise Anchor3RError(
+            f"cannot write {path}: the EuRoC format needs times and this trajectory has none; use KITTI"
+        )
+    head = "#timestamp [ns],p_x,p_y,p_z,q_w,q_x,q_y,q_z\n"
+    quat_wxyz = quat_from_rotation(trajectory.world_from_camera.rotation)
+    columns = [trajectory.timestamps_s[:, None] * 1e9, trajectory.center, quat_wxyz]
+    _write_lines(path, head, np.concatenate(columns, 1), "%.0f" + f",{_VALUE}" * 7)
+
+
+def write_covariance(path: Path | str, trajectory: Trajectory) -> None:
+    """A comma-separated line a pose: frame and the 36 entries of its covariance, row by row.
+
+    Rows and columns are rotation (camera axes, rad), then centre (world axes, the map's unit); nan where it
+    is not known.
+    """
+    covariance = trajectory.covariance
+    if covariance is None or not np.isfinite(covariance).any():
+        raise Anchor3RError(
+            f"cannot write {path}: these poses have no covariance; online poses have one, refined ones not"
+        )
+    axes = ("rx", "ry", "rz", "cx", "cy", "cz")
+    head = ",".join(["frame", *(f"{a}_{b}" for a in axes for b in axes)]) + "\n"
+    values = np.concatenate([trajectory.frames[:, None], covariance.reshape(-1, 36)], 1)
+    _write_lines(path, head, values, "%d" + f",{_VALUE}" * 36)
+
+
+def write_kitti(
+    path: Path | str, trajectory: Trajectory, *, frames: ArrayLike | None = None, gaps: Gaps = Gaps.ERROR
+) -> None:
+    """One line for each of `frames` (ascending indices; those of the trajectory if None): 3×4, row by row."""
+    wanted = trajectory.frames if frames is None else np.asarray(frames, np.int64)
+    at = np.searchsorted(trajectory.frames, wanted, side="right") - 1
+    missing = wanted[(at < 0) | (trajectory.frames[at] != wanted)] if len(trajectory) else wanted
+    if len(missing) and (gaps is Gaps.ERROR or not len(trajectory)):
+        raise Anchor3RError(
+            f"cannot write {path}: {len(missing)} of {len(wanted)} frames have no pose (the first is frame "
+            f"{missing[0]}), and a KITTI file has no gaps; fill them with --gaps hold, or use TUM"
+        )
+    matrices = trajectory.world_from_camera.matrix()[np.maximum(at, 0), :3]
+    _write_lines(path, "", matrices.reshape(-1, 12), " ".join([_VALUE] * 12))
+
+
+def read_tum(path: Path | str) -> Trajectory:
+    """Reads what `write_tum` and the TUM tools write; frames are numbered as they come."""
+    values = _read_lines(path, 8, "timestamp tx ty tz qx qy qz qw")
+    return _from_quaternions(path, values[:, 0], values[:, 1:4], values[:, [7, 4, 5, 6]])
+
+
+def read_kitti(path: Path | str) -> Trajectory:
+    """Reads what `write_kitti` and KITTI's own files hold; it has no times."""
+    matrices = _read_lines(path, 12, "the 12 entries of a 3×4 matrix").reshape(-1, 3, 4)
+    world_from_camera = matrices[:, :, :3]
+    error = np.abs(world_from_camera @ world_from_camera.swapaxes(1, 2) - np.eye(3)).max((1, 2), initial=0)
+    bad = (error > _ROTATION_TOLERANCE) | (np.linalg.det(world_from_camera) < 0)
+    _refuse(path, bad, "the left 3×3 block is not a rotation")
+    return Trajectory(
+        frames=np.arange(len(matrices)), rotation=world_from_camera.swapaxes(1, 2), center=matrices[:, :, 3]
+    )
+
+
+def read_euroc(path: Path | str) -> Trajectory:
+    """Reads EuRoC ground truth, comma-separated; columns after the pose are ignored."""
+    values = _read_lines(path, 8, "timestamp [ns], x, y, z, qw, qx, qy, qz", separator=",")
+    return _from_quaternions(path, values[:, 0] / 1e9, values[:, 1:4], values[:, 4:])
+
+
+def _from_quaternions(
+    path: Path | str, timestamps_s: NDArray, center: NDArray, world_from_camera_wxyz: NDArray
+) -> Trajectory:
+    norm = np.linalg.norm(world_from_camera_wxyz, axis=1)
+    _refuse(path, np.abs(norm - 1) > _ROTATION_TOLERANCE, "the quaternion is not of unit length")
+    world_from_camera = rotation_from_quat(world_from_camera_wxyz).astype(np.float64)
+    return Trajectory(
+        frames=np.arange(len(center)),
+        timestamps_s=timestamps_s,
+        rotation=world_from_camera.swapaxes(1, 2),
+        center=center,
+    )
+
+
+def _write_lines(path: Path | str, head: str, values: NDArray, line_format: str) -> None:
+    line = line_format + "\n"
+    text = head + "".join(line % tuple(row) for row in values.tolist())
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _read_lines(
+    path: Path | str, count: int, meaning: str, *, separator: str | None = None
+) -> NDArray[np.float64]:
+    """(n, count) numbers of the lines that are neither empty nor comments.
+
+    Lines separated by blanks have no more than that; tables with a separator may have further columns.
+    """
+    rows = []
+    for number, line in _data_lines(path):
+        words = line.split(separator)
+        try:
+            row = [float(word) for word in (words[:count] if separator else words)]
+        except ValueError:
+            row = []
+        if len(row) != count or not all(map(math.isfinite, row)):
+            raise Anchor3RError(f"{path}, line {number}: expected {meaning}, found {line.strip()[:80]!r}")
+        rows.append(row)
+    if not rows:
+        raise Anchor3RError(f"{path} holds no poses; expected lines of {meaning}")
+    return np.array(rows)
+
+
+def _data_lines(path: Path | str) -> Iterator[tuple[int, str]]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip() and not line.lstrip().startswith("#"):
+                    yield number, line
+    except OSError as error:
+        raise Anchor3RError(f"cannot read {path}: {error.strerror}; check the path") from error
+    except UnicodeDecodeError as error:
+        raise Anchor3RError(
+            f"{path} is not a text file ({error}); expected a trajectory in TUM or KITTI format"
+        ) from error
+
+
+def _refuse(path: Path | str, bad: NDArray[np.bool_], reason: str) -> None:
+    """Names the line of the first bad row."""
+    if bad.any():
+        number, _ = list(_data_lines(path))[int(np.argmax(bad))]
+        raise Anchor3RError(f"{path}, line {number}: {reason}; check the file's format")

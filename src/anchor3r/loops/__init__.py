@@ -1,0 +1,1 @@
+"""Places that were seen before: described, retrieved, and measured again as windows."""

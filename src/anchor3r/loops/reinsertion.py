@@ -1,0 +1,246 @@
+"""Loop reinsertion: retrieved places become windows again, and windows become long-range edges.
+
+A match (query, match) is one loop event. The match's neighbourhood fills the predictor's window and the query
+is its transient anchor; then the other way round. What comes out is checked by itself, before any graph is
+asked: each direction's edges must agree with each other, and both directions on how the two frames lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3, rotation_angle
+from anchor3r.pose_graph.edges import EdgeKind, Edges
+from anchor3r.pose_graph.online import estimate_pose
+from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.sources.frame import Frame
+from anchor3r.store import Loop, Map
+from anchor3r.trajectory import Trajectory
+
+FrameReader = Callable[[int], Frame]
+"""Gives a frame of the map by its index."""
+_KEPT_UNIT = math.log(1.5)
+"""A unit that is off by no more may have drifted there, and loops are to tell."""
+_SIGMA_PER_MAD, _MEDIAN_OVER_MEAN = 1.4826, 1.2533  # of Gaussians
+_ALIKE = 16
+"""Cells of a point map that count as one measurement."""
+_LEAST_UNIT_SIGMA = 0.01
+""", and no unit is known better."""
+
+
+class LoopReason(StrEnum):
+    """What is said of a loop event that the graph has not judged."""
+
+    PENDING = "not judged yet"
+    UNRELATED = "the predictor found no relation"
+    SCATTERED = "its own edges disagree"
+    ONE_WAY = "its two directions disagree"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinsertionConfig:
+    """How much an event may disagree with itself and still be put to the graph."""
+
+    max_angle_deg: float = 6.0
+    """Between edges of one direction (in the median), and between the two directions."""
+    max_distance: float = 0.4
+    """The same for positions, as a part of the distance between the frames and of their windows' length."""
+
+    def __post_init__(self) -> None:
+        if not (self.max_angle_deg > 0 and self.max_distance > 0):
+            raise ValueError(f"max_angle_deg and max_distance must be positive: {self}")
+
+
+class _Unit(NamedTuple):
+    """Of a reinserted window, in that of its anchor's window in the map."""
+
+    value: float
+    sigma: float
+    """standard deviation of its logarithm; NaN if it was not measured"""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What one direction of an event says."""
+
+    edges: Edges
+    anchor_from_world: SE3
+    """where the edges put their anchor, in the world of the members' odometry"""
+    angle_deg: float
+    """median disagreement of the edges about it"""
+    distance: float
+    """the same of its position"""
+    length: float
+    """median distance between the anchor and the members"""
+
+
+class Reinsertion:
+    """Measures loop events of one map."""
+
+    def __init__(
+        self, source: Map, predictor: Predictor, read_frame: FrameReader, config: ReinsertionConfig
+    ) -> None:
+        self._map, self._predictor, self._read_frame, self._config = source, predictor, read_frame, config
+        self._online = source.trajectory()
+        # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
+        # Only these are related to each other by several windows, so that a loop can tell their unit.
+        self._known = self._online.select(np.isin(self._online.frames, source.graph().edges.frame_i))
+
+    def measure(self, event: int, query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
+        """One event: the edges of its directions, and the verdict as far as it goes without the graph."""
+        figures = {"similarity": similarity}
+        views = []
+        reason = LoopReason.PENDING
+        for anchor, place in ((query, match), (match, query)):
+            view = self._look(anchor, place)
+            if view is None:
+                reason = LoopReason.UNRELATED
+                break
+            views.append(view)
+            name = "forward" if anchor == query else "backward"
+            figures |= {f"{name}_spread_deg": view.angle_deg, f"{name}_spread": view.distance}
+            if not self._agrees(view.angle_deg, view.distance, view.length):
+                reason = LoopReason.SCATTERED
+                break  # the other direction is not worth a window
+        if reason is LoopReason.PENDING:
+            angle_deg, distance = self._disagreement(query, match, *views)
+            figures |= {"directions_deg": angle_deg, "directions_distance": distance}
+            if not self._agrees(angle_deg, distance, max(view.length for view in views)):
+                reason = LoopReason.ONE_WAY
+        loop = Loop(event=event, query=query, match=match, accepted=False, reason=reason, figures=figures)
+        return loop, [view.edges for view in views]
+
+    def _agrees(self, angle_deg: float, distance: float, length: float) -> bool:
+        config = self._config
+        return angle_deg <= config.max_angle_deg and distance <= config.max_distance * length
+
+    def _look(self, anchor: int, place: int) -> _View | None:
+        """The window of `place` with `anchor` as its transient anchor."""
+        members = neighbourhood(self._known, place, self._predictor.window - 1)
+        frames = [self._read_frame(int(frame)) for frame in members]
+        prediction = self._predictor.relate(frames, self._read_frame(anchor))
+        edges = loop_edges(prediction, self._unit_of(prediction))
+        if prediction.status is not Status.OK or not len(edges):
+            return None
+        known = self._online.select(np.searchsorted(self._online.frames, edges.frame_i))
+        in_map_unit = self._unit_at(anchor) * edges.translation
+        found = estimate_pose(known.rotation, known.center, edges.rotation, in_map_unit, frame=anchor)
+        # The length of the window itself counts too: the anchor may stand exactly at the place.
+        spread = np.linalg.norm(known.center - np.median(known.center, axis=0), axis=1)
+        length = np.linalg.norm(found.center - known.center, axis=1)
+        return _View(
+            edges,
+            SE3(found.rotation, -found.rotation @ found.center),
+            float(np.degrees(found.residual_rad)),
+            float(np.sqrt(np.trace(found.covariance[3:, 3:]) / 3)),
+            float(np.median(length) + np.median(spread)),
+        )
+
+    def _unit_of(self, prediction: WindowPrediction) -> _Unit:
+        """The new window's unit over that of the anchor's window in the map.
+
+        Depths that both gave the anchor tell it. Without them a predictor is trusted to keep its unit, unless
+        its distances between members are far from odometry's: then it has none of its own.
+        """
+        stored, again = self._map.points(prediction.anchor), prediction.points_in_anchor
+        if stored is not None and again is not None and stored.points_in_camera.shape == again.shape:
+            sure = _surer_half(stored.confidence) & _surer_half(prediction.points_confidence)
+            return _median_ratio(stored.points_in_camera[..., 2][sure], again[..., 2][sure])
+        members = self._online.select(np.searchsorted(self._online.frames, prediction.members))
+        unit = _median_ratio(
+            _distances(members.center) / self._unit_at(prediction.anchor), _distances(_centers(prediction))
+        )
+        return unit if abs(math.log(unit.value)) > _KEPT_UNIT else _Unit(1.0, math.nan)
+
+    def _unit_at(self, frame: int) -> float:
+        """Of a frame's window, in the map's."""
+        log_scale = self._online.log_scale
+        return 1.0 if log_scale is None else math.exp(log_scale[np.searchsorted(self._online.frames, frame)])
+
+    def _disagreement(self, query: int, match: int, forward: _View, backward: _View) -> tuple[float, float]:
+        """Angle in degrees and distance between what both directions say of query_from_match."""
+        rows = np.searchsorted(self._online.frames, [query, match])
+        query_pose, match_pose = (self._online.camera_from_world[int(row)] for row in rows)
+        one = forward.anchor_from_world @ match_pose.inverse()
+        other = query_pose @ backward.anchor_from_world.inverse()
+        angle_rad = float(rotation_angle(one.rotation @ other.rotation.T))
+        return math.degrees(angle_rad), float(np.linalg.norm(one.center() - other.center()))
+
+
+def _median_ratio(a: NDArray[np.floating], b: NDArray[np.floating]) -> _Unit:
+    """Median of a / b where that is a positive number; 1 if it is nowhere."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_ratio = np.log(np.asarray(a, np.float64) / b)
+    log_ratio = log_ratio[np.isfinite(log_ratio)]
+    if not log_ratio.size:
+        return _Unit(1.0, math.nan)
+    middle = float(np.median(log_ratio))
+    spread = _SIGMA_PER_MAD * float(np.median(np.abs(log_ratio - middle)))
+    # Neighbouring depths err together: one in so many counts.
+    sigma = _MEDIAN_OVER_MEAN * spread / math.sqrt(max(1.0, log_ratio.size / _ALIKE))
+    return _Unit(math.exp(middle), max(sigma, _LEAST_UNIT_SIGMA))
+
+
+def _surer_half(confidence: NDArray[np.floating] | None) -> NDArray[np.bool_]:
+    """Where a point map is surer of itself than in the median; everywhere if it does not say."""
+    if confidence is None:
+        return np.ones((), bool)
+    given = confidence[confidence > 0]
+    return confidence >= (np.median(given) if given.size else 0.0)
+
+
+def _distances(centers: NDArray[np.floating]) -> NDArray[np.floating]:
+    """(n, 3) -> (n (n - 1) / 2,) between all pairs."""
+    one, other = np.triu_indices(len(centers), 1)
+    return np.linalg.norm(centers[one] - centers[other], axis=1)
+
+
+def _centers(prediction: WindowPrediction) -> NDArray[np.float64]:
+    """(n, 3) of the members, in the anchor's frame."""
+    rotation, translation = prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation
+    return -np.einsum("nji,nj->ni", rotation, translation)
+
+
+def neighbourhood(online: Trajectory, frame: int, count: int) -> NDArray[np.int64]:
+    """Up to `count` frames that have a pose around one, of the same component."""
+    row = min(int(np.searchsorted(online.frames, frame)), len(online) - 1)
+    frames = online.frames
+    if online.component is not None:
+        same = online.component == online.component[row]
+        frames, row = frames[same], int(same[:row].sum())
+    first = max(0, min(row - count // 2, len(frames) - count))
+    return frames[first : first + count]
+
+
+def loop_edges(prediction: WindowPrediction, unit: _Unit) -> Edges:
+    """A reinserted window as edges, with translations in units of the anchor's window in the map.
+
+    How well that unit is known goes with them.
+    """
+    rotation, translation = prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation
+    n = len(prediction.members)
+    good = np.flatnonzero(np.isfinite(rotation).all((1, 2)) & np.isfinite(translation).all(1))
+    information: NDArray[np.float64] = np.broadcast_to(np.nan, (n, 6, 6))
+    if prediction.covariance is not None:
+        in_unit = np.diag(np.repeat([1.0, unit.value], 3))
+        information = np.linalg.inv(in_unit @ prediction.covariance @ in_unit).astype(np.float64)
+    edges = Edges(
+        frame_i=prediction.members,
+        frame_t=np.full(n, prediction.anchor),
+        rotation=rotation,
+        translation=unit.value * translation,
+        weight=prediction.confidence,
+        kind=np.full(n, EdgeKind.LOOP, np.int8),
+        group=np.zeros(n, np.int64),
+        log_scale_ratio=np.full(n, np.nan),
+        log_scale_sigma=np.full(n, unit.sigma),
+        information=information,
+    )
+    return edges.select(good)

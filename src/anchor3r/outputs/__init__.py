@@ -1,1 +1,0 @@
-"""What a map is handed on as: files for other programs, pictures, a view."""

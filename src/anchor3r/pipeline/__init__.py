@@ -1,0 +1,1 @@
+"""What the command line, the Python interface, evaluation and the demo all call."""

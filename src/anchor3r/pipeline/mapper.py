@@ -1,0 +1,341 @@
+"""The streaming loop: frames in, poses, geometry and edges out, with memory that does not grow.
+
+For every frame the predictor measures its window; members whose pose is known vote for the frame's own pose
+(`graph.online`); everything goes to the store. Nothing but the poses of recently used frames is remembered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3
+from anchor3r.pose_graph.edges import EdgeKind, Edges
+from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
+from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.sources.frame import Frame
+from anchor3r.sources.source import Source
+from anchor3r.store import MapWriter
+from anchor3r.trajectory import FramePose
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapperConfig:
+    """How the mapper turns windows into poses."""
+
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    """The median over the votes of a window's members."""
+    remembered_poses: int = 64
+    """Poses kept in memory, the least recently used ones go first; older ones are asked of the store."""
+
+    def __post_init__(self) -> None:
+        if self.remembered_poses < 2:
+            raise ValueError(f"remembered_poses must be at least 2: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What one frame added to the map."""
+
+    prediction: WindowPrediction
+    """The measurement itself, in its own unit."""
+    pose: FramePose | None
+    """The frame's own pose; None while initialising or lost."""
+    late_poses: tuple[FramePose, ...]
+    """Poses of earlier frames that had none until this window."""
+    edges: Edges
+    """The window as edges of the motion graph, in the window's own unit; its group is the frame's index."""
+
+    @property
+    def frame(self) -> int:
+        return self.prediction.anchor
+
+    @property
+    def status(self) -> Status:
+        return self.prediction.status
+
+    @property
+    def component(self) -> int | None:
+        return None if self.pose is None else self.pose.component
+
+    @property
+    def camera_from_world(self) -> SE3 | None:
+        return None if self.pose is None else self.pose.camera_from_world
+
+    @property
+    def covariance(self) -> NDArray[np.float64] | None:
+        """(6, 6) as in `FramePose`"""
+        return None if self.pose is None else self.pose.covariance
+
+    @property
+    def points_in_world(self) -> NDArray[np.float32] | None:
+        """(h, w, 3), NaN where there is none; None without points or pose."""
+        if self.pose is None or self.prediction.points_in_anchor is None:
+            return None
+        return self.pose.to_world(self.prediction.points_in_anchor)
+
+
+def identity_of(source: Source, predictor: Predictor, config: MapperConfig) -> dict[str, Any]:
+    """What a map is made from, as JSON: it is gone on with only if all of this is the same.
+
+    Where the source is cut off does not belong to it: more frames may come.
+    """
+    identity = {
+        "source": source.uri, "start": source.wanted.start, "stride": source.wanted.step,
+        "predictor": predictor.name, "window": predictor.window, "settings": predictor.settings,
+        "mapper": asdict(config),
+    }  # fmt: skip
+    return identity if source.camera is None else identity | {"camera": asdict(source.camera)}
+
+
+class Mapper:
+    """Maps a stream frame by frame, over any predictor, with or without a store."""
+
+    def __init__(
+        self, predictor: Predictor, store: MapWriter | None = None, config: MapperConfig | None = None
+    ) -> None:
+        self.predictor, self.store, self.config = predictor, store, config or MapperConfig()
+        # Twice the window: looking up one member must never push out another.
+        self._capacity = max(self.config.remembered_poses, 2 * predictor.window)
+        self._poses: OrderedDict[int, FramePose] = OrderedDict()
+        self._last: FramePose | None = None
+        self._num_components = 0
+
+    def step(self, frame: Frame) -> Update:
+        """Takes the next frame of the stream."""
+        prediction = _finite(self.predictor.step(frame))
+        update = self._locate(prediction)
+        if self.store is not None:
+            own = () if update.pose is None else (update.pose,)
+            self.store.record(frame, prediction, update.edges, (*own, *update.late_poses))
+            if self.store.snapshot_due:
+                self.store.save_snapshot(self.snapshot())
+        return update
+
+    def run(self, source: Source) -> Iterator[Update]:
+        """Maps a source from where the store ends; yields an update a frame, also of those it replays."""
+        update = None
+        for frame in source.frames(first=self._resume(source)):
+            update = self.step(frame)
+            yield update
+        if self.store is not None and update is not None and update.frame == self.store.last_frame:
+            self.store.save_snapshot(self.snapshot())
+
+    def snapshot(self) -> dict[str, NDArray]:
+        """The whole streaming state as arrays, so that `restore` goes on bit for bit from here."""
+        poses = [*self._poses.values(), *([self._last] if self._last else [])]
+        rows = [
+            [p.frame, p.component, p.log_scale, p.log_scale_sigma, *p.rotation.flat, *p.center] for p in poses
+        ]
+        own: dict[str, NDArray] = {
+            "poses": np.array(rows, np.float64).reshape(-1, 16),
+            "counts": np.array([self._num_components, self._last is not None]),
+        }
+        state = {f"mapper/{name}": value for name, value in own.items()}
+        return state | {f"predictor/{name}": value for name, value in self.predictor.snapshot().items()}
+
+    def restore(self, state: Mapping[str, NDArray]) -> None:
+        """Puts back what `snapshot` gave."""
+        poses = [
+            FramePose(
+                frame=int(row[0]),
+                component=int(row[1]),
+                log_scale=float(row[2]),
+                log_scale_sigma=float(row[3]),
+                rotation=row[4:13].reshape(3, 3),
+                center=row[13:],
+            )
+            for row in state["mapper/poses"]
+        ]
+        self._num_components, has_last = state["mapper/counts"].tolist()
+        self._last = poses.pop() if has_last else None
+        self._poses = OrderedDict((pose.frame, pose) for pose in poses)
+        prefix = "predictor/"
+        self.predictor.restore(
+            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        )
+
+    def _resume(self, source: Source) -> int:
+        """Puts back the last state in the store and returns the first frame to take.
+
+        A live source has no past to replay: it goes on after a gap, in a new component.
+        """
+        if self.store is None or self.store.last_frame < 0:
+            return 0
+        if source.live:
+            self._last = self.store.last_pose()
+            self._num_components = 0 if self._last is None else self._last.component + 1
+            return self.store.last_frame + 1
+        if source.seekable:
+            self.store.insist_on_same(source.read(self.store.last_frame))
+        snapshot = self.store.load_snapshot()
+        if snapshot is None:
+            return 0
+        frame, state = snapshot
+        self.restore(state)
+        return frame + 1
+
+    def _locate(self, prediction: WindowPrediction) -> Update:
+        """The frame's pose from the votes of its members, and theirs from it where they have none yet."""
+        if prediction.status is not Status.OK:
+            return Update(prediction=prediction, pose=None, late_poses=(), edges=_edges(prediction, {}, None))
+        known = self._known_members(prediction)
+        late: list[FramePose] = []
+        if known:
+            pose = self._voted_pose(prediction, known)
+        else:
+            pose, late = self._begin_component(prediction)
+        self._remember(pose)
+        self._last = pose
+        late += self._composed_poses(prediction, pose)
+        edges = _edges(prediction, known, pose)
+        return Update(prediction=prediction, pose=pose, late_poses=tuple(late), edges=edges)
+
+    def _known_members(self, prediction: WindowPrediction) -> dict[int, FramePose]:
+        """Poses of members by their position in the window: of those in the latest one's component."""
+        found = {
+            k: pose
+            for k, member in enumerate(prediction.members.tolist())
+            if (pose := self._lookup(member, before=prediction.anchor)) is not None
+        }
+        if not found:
+            return {}
+        component = _newest(found).component
+        return {k: pose for k, pose in found.items() if pose.component == component}
+
+    def _lookup(self, frame: int, *, before: int) -> FramePose | None:
+        if frame in self._poses:
+            self._poses.move_to_end(frame)
+            return self._poses[frame]
+        pose = None if self.store is None else self.store.pose(frame, before=before)
+        if pose is not None:
+            self._remember(pose)
+        return pose
+
+    def _remember(self, pose: FramePose) -> None:
+        self._poses[pose.frame] = pose
+        if len(self._poses) > self._capacity:
+            self._poses.popitem(last=False)
+
+    def _begin_component(self, prediction: WindowPrediction) -> tuple[FramePose, list[FramePose]]:
+        """A new world, which starts at the last known pose: no measurement relates it to the one before.
+
+        The earliest frame of the window is its gauge. Returns the anchor's pose and that of another gauge.
+        """
+        origin = self._last
+        gauge = FramePose(
+            frame=min([prediction.anchor, *prediction.members.tolist()]),
+            rotation=np.eye(3) if origin is None else origin.rotation,
+            center=np.zeros(3) if origin is None else origin.center,
+            covariance=np.zeros((6, 6)),
+            component=self._num_components,
+        )
+        self._num_components += 1
+        if gauge.frame == prediction.anchor:
+            return gauge, []
+        self._remember(gauge)
+        at = int(np.argmin(prediction.members))
+        return self._voted_pose(prediction, {at: gauge}), [gauge]
+
+    def _voted_pose(self, prediction: WindowPrediction, known: Mapping[int, FramePose]) -> FramePose:
+        """The median of the votes of members (Algorithm 1), in the unit of the map."""
+        which, members = list(known), list(known.values())
+        log_scale, log_scale_sigma = self._log_scale(prediction, _newest(known))
+        estimate = estimate_pose(
+            np.array([pose.rotation for pose in members]),
+            np.array([pose.center for pose in members]),
+            prediction.member_from_anchor_rotation[which],
+            prediction.member_from_anchor_translation[which] * math.exp(log_scale),
+            frame=prediction.anchor,
+            config=self.config.online,
+        )
+        return FramePose(
+            frame=prediction.anchor,
+            rotation=estimate.rotation,
+            center=estimate.center,
+            covariance=estimate.covariance,
+            component=members[0].component,
+            log_scale=log_scale,
+            log_scale_sigma=log_scale_sigma,
+        )
+
+    def _log_scale(self, prediction: WindowPrediction, newest: FramePose) -> tuple[float, float]:
+        """Log of the window's unit over the map's, and its spread, along the chain of measured ratios."""
+        previous = self._last
+        if previous is None or previous.component != newest.component:
+            return newest.log_scale, newest.log_scale_sigma  # the ratio is to a window of another world
+        if prediction.log_scale_sigma is None:
+            return previous.log_scale, previous.log_scale_sigma
+        spread = math.hypot(previous.log_scale_sigma, prediction.log_scale_sigma)
+        return previous.log_scale + prediction.log_scale_ratio, spread
+
+    def _composed_poses(self, prediction: WindowPrediction, anchor: FramePose) -> list[FramePose]:
+        """T_i = T_{i←t} T_t for members that have no pose yet."""
+        unit = math.exp(anchor.log_scale)
+        late = []
+        for k, member in enumerate(prediction.members.tolist()):
+            if member in self._poses:
+                continue
+            rotation = prediction.member_from_anchor_rotation[k] @ anchor.rotation
+            step = unit * prediction.member_from_anchor_translation[k]
+            center = anchor.center - rotation.T @ step
+            late.append(replace(anchor, frame=member, rotation=rotation, center=center, covariance=None))
+            self._remember(late[-1])
+        return late
+
+
+def _finite(prediction: WindowPrediction) -> WindowPrediction:
+    """Without edges that are not numbers; a window that has no others has lost track."""
+    rotation, translation = prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation
+    good = np.isfinite(rotation).all((1, 2)) & np.isfinite(translation).all(1)
+    if good.all():
+        return prediction
+    return replace(
+        prediction,
+        members=prediction.members[good],
+        member_from_anchor_rotation=rotation[good],
+        member_from_anchor_translation=translation[good],
+        confidence=prediction.confidence[good],
+        covariance=None if prediction.covariance is None else prediction.covariance[good],
+        status=prediction.status if good.any() else Status.LOST,
+    )
+
+
+def _newest(known: Mapping[int, FramePose]) -> FramePose:
+    return max(known.values(), key=lambda pose: pose.frame)
+
+
+def _edges(prediction: WindowPrediction, known: Mapping[int, FramePose], anchor: FramePose | None) -> Edges:
+    """The window as graph edges; of a frame without a pose there are none.
+
+    The scale ratio that the predictor measured goes with the newest member: the others' follow from it.
+    """
+    n = len(prediction.members) if anchor is not None else 0
+    ratio, sigma = np.full(n, np.nan), np.full(n, np.nan)
+    if anchor is not None and known:
+        newest = _newest(known)
+        variance = anchor.log_scale_sigma**2 - newest.log_scale_sigma**2
+        if variance > 0:
+            at = prediction.members == newest.frame
+            ratio[at], sigma[at] = anchor.log_scale - newest.log_scale, math.sqrt(variance)
+    information: NDArray[np.float64] = np.broadcast_to(np.nan, (n, 6, 6))
+    if n and prediction.covariance is not None:
+        information = np.linalg.inv(prediction.covariance).astype(np.float64)
+    return Edges(
+        frame_i=prediction.members[:n],
+        frame_t=np.full(n, prediction.anchor),
+        rotation=prediction.member_from_anchor_rotation[:n],
+        translation=prediction.member_from_anchor_translation[:n],
+        weight=prediction.confidence[:n],
+        kind=np.full(n, EdgeKind.WINDOW, np.int8),
+        group=np.full(n, prediction.anchor),
+        log_scale_ratio=ratio,
+        log_scale_sigma=sigma,
+        information=information,
+    )

@@ -1,0 +1,200 @@
+"""From a map's edges to its refined poses: which loop events take part, one of two solvers, one trajectory.
+
+Groups of one loop event are judged one by one by the graph engine; here they stand and fall together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3
+from anchor3r.pose_graph.averaging.positions import average_positions
+from anchor3r.pose_graph.averaging.rotations import average_rotations
+from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_unit
+from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.joint import RefineConfig, refine_poses
+from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.report import Report
+from anchor3r.pose_graph.topology import topology_of
+from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Reason, judge_events
+from anchor3r.store import Loop
+from anchor3r.trajectory import Trajectory
+
+Int = NDArray[np.int64]
+Scale = Literal["fixed", "free"]
+_FIGURES = (
+    "num_edges", "num_agreeing", "supporters", "opponents",
+    "rotation_error_deg", "translation_error", "excess",
+)  # fmt: skip
+"""Of a verdict, what goes into the map."""
+_TOLD = 5.0
+"""Change of unit expected from frame to frame, over the spread with which the predictor measures it."""
+_LEAST_WALK = 0.1
+"""The same at least, however little units seem to change: a predictor whose windows agree may still drift."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """Refined poses and what became of the loops."""
+
+    trajectory: Trajectory
+    loops: list[Loop]
+    """with the verdicts and figures that the poses rest on"""
+    report: Report
+    scale: Scale
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """One run of a solver, by the graph's frames."""
+
+    camera_from_world: SE3
+    log_scale: NDArray[np.float64]
+    verdicts: EventVerdicts | None
+    report: Report
+
+
+def solve(
+    graph: MotionGraph,
+    online: Trajectory,
+    loops: Sequence[Loop],
+    *,
+    event_of_group: Mapping[int, int],
+    left_out: Collection[int] = (),
+    vouched: Collection[int] = (),
+    method: Literal["joint", "paper"] = "joint",
+    scale: Scale | None = None,
+) -> Solution:
+    """Averages the graph with those of its loop events that are in `loops` and prove right.
+
+    online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
+    believed. scale None: free where window edges carry measured ratios of units.
+    """
+    event_of = np.full(graph.num_groups, -1)
+    if event_of_group:
+        event_of[list(event_of_group)] = list(event_of_group.values())
+    wanted = np.isin(event_of, [loop.event for loop in loops if loop.event not in left_out])
+    edges = graph.edges
+    edges = edges.select((event_of < 0)[edges.group] | wanted[edges.group])
+    if scale is None:
+        scale = "free" if np.isfinite(edges.log_scale_ratio).any() else "fixed"
+    vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
+    solver = _joint if method == "joint" else _rotations_first
+    found: dict[int, EventVerdict] = {}
+    while True:
+        solved = solver(edges, online, scale, vouched_groups)
+        halved = _collect(solved.verdicts, event_of, found)
+        if not halved:
+            break
+        edges = edges.select(~np.isin(event_of[edges.group], list(halved)))
+    accepted = {event for event, verdict in found.items() if verdict.accepted}
+    used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(accepted)))
+    return Solution(
+        trajectory=_trajectory(online, edges, used, solved),
+        loops=[_judged(loop, found.get(loop.event)) for loop in loops],
+        report=solved.report,
+        scale=scale,
+    )
+
+
+def _collect(verdicts: EventVerdicts | None, event_of: Int, found: dict[int, EventVerdict]) -> set[int]:
+    """Notes each event's worst verdict; returns the events of which only a part was accepted."""
+    if verdicts is None:
+        return set()
+    accepted: set[int] = set()
+    heard: dict[int, EventVerdict] = {}
+    for k in range(len(verdicts)):
+        verdict = verdicts[k]
+        event = int(event_of[verdict.group])
+        if verdict.accepted:
+            accepted.add(event)
+        worst = heard.get(event)
+        if worst is None or (worst.accepted, -worst.excess) > (verdict.accepted, -verdict.excess):
+            heard[event] = verdict
+    found |= heard
+    return {event for event, verdict in heard.items() if event in accepted and not verdict.accepted}
+
+
+def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
+    """The event with its verdict; one that was left out, or accepted by hand, keeps its reason."""
+    if verdict is None:
+        return replace(loop, accepted=False)
+    reason = loop.reason if verdict.reason is Reason.VOUCHED else verdict.reason.value
+    figures = {name: float(getattr(verdict, name)) for name in _FIGURES}
+    return replace(loop, accepted=verdict.accepted, reason=reason, figures={**loop.figures, **figures})
+
+
+def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    graph = MotionGraph.from_edges(edges)
+    start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
+    config = RefineConfig(scale=scale, scales=_expected_units(edges))
+    refined, report = refine_poses(graph, start, config, vouched=vouched)
+    return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
+
+
+def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    """The paper's way: loops are judged, then rotations are averaged, then positions."""
+    topology = topology_of(edges)
+    log_scale = np.zeros(len(topology.frames))
+    if scale == "free":
+        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_units(edges))
+        edges = in_one_unit(edges, log_scale, topology)
+    verdicts = None
+    if np.any(edges.kind == EdgeKind.LOOP):
+        odometry = estimate_trajectory(edges, topology=topology)
+        verdicts, _ = judge_events(edges, odometry, topology=topology, vouched=vouched)
+        cut = np.isin(edges.group, verdicts.rejected_groups())
+        edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
+        topology = topology_of(edges)
+    start = np.searchsorted(online.frames, topology.frames)
+    rotation, rotation_report = average_rotations(edges, online.rotation[start], topology=topology)
+    center, report = average_positions(edges, rotation, online.center[start], topology=topology)
+    report = replace(
+        report,
+        cpu_seconds=report.cpu_seconds + rotation_report.cpu_seconds,
+        details=report.details | {"rotations": rotation_report.as_dict()},
+    )
+    poses = SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    return _Solved(poses, log_scale, verdicts, report)
+
+
+def _expected_units(edges: Edges) -> ScaleConfig:
+    """A predictor that measures how its unit changes counts for more than that units hardly change."""
+    config = ScaleConfig()
+    told = edges.log_scale_sigma[(edges.kind == EdgeKind.WINDOW) & (edges.log_scale_sigma > 0)]
+    if not len(told):
+        return config
+    typical = float(np.median(told))
+    return replace(
+        config,
+        default_walk_sigma=max(config.default_walk_sigma, _TOLD * typical),
+        min_walk_sigma=max(config.min_walk_sigma, _LEAST_WALK * typical),
+    )
+
+
+def _trajectory(online: Trajectory, edges: Edges, used: Edges, solved: _Solved) -> Trajectory:
+    """All online frames, the first one of each component where it was.
+
+    A frame that no edge names is a component of its own.
+    """
+    rows = np.searchsorted(online.frames, np.unique(np.concatenate([edges.frame_i, edges.frame_t])))
+    rotation, center = online.rotation.copy(), online.center.copy()
+    log_scale = np.zeros(len(online)) if online.log_scale is None else online.log_scale.copy()
+    rotation[rows], center[rows] = solved.camera_from_world.rotation, solved.camera_from_world.center()
+    log_scale[rows] = solved.log_scale
+    refined = replace(online, rotation=rotation, center=center, log_scale=log_scale, covariance=None)
+    topology = topology_of(used, online.frames)
+    first = topology.gauge
+    solved_from_online = refined.camera_from_world[first].inverse() @ online.camera_from_world[first]
+    poses = refined.camera_from_world @ solved_from_online[topology.component]
+    return replace(
+        refined,
+        rotation=np.asarray(poses.rotation, np.float64),
+        center=np.asarray(poses.center(), np.float64),
+        component=topology.component,
+    )

@@ -1,0 +1,1 @@
+"""Rotations, positions and scales, each averaged by itself over the whole graph."""

@@ -1,0 +1,139 @@
+"""Damped Gauss–Newton on poses under a robust loss; knows nothing of where the edges came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, ScaleTies, TwoLevelSolver
+from anchor3r.pose_graph.pose_system import (
+    Float,
+    PoseEdges,
+    PoseState,
+    linearise,
+    moved,
+    robust_weights,
+    squared_errors,
+)
+from anchor3r.pose_graph.report import Status
+
+_FIRST_DAMPING, _MAX_DAMPING = 1e-6, 1e6
+_EXACT = 1e-20  # cost of an edge that is met to rounding
+_ROUNDING = 1e-12  # part of the cost
+
+
+@dataclass(frozen=True)
+class Belief:
+    """How far the edges are believed."""
+
+    information: Float
+    """(m, 2) inverse variances of rotation and translation, or (m, 6, 6); 0 leaves an edge out"""
+    width_sq: float
+    """squared whitened error at which the Geman–McClure loss has reached half its height; inf for squares"""
+
+
+@dataclass(frozen=True)
+class PoseProblem:
+    """What is to be minimised."""
+
+    edges: PoseEdges
+    used: NDArray[np.bool_]
+    """(m,) edges that may have information other than 0"""
+    ties: ScaleTies
+    gauge: NDArray[np.int64]
+    """rows that stay where they are"""
+    is_free: bool
+    """whether log units are unknowns too"""
+
+    @property
+    def block(self) -> int:
+        return 7 if self.is_free else 6
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a minimisation went."""
+
+    status: Status
+    iterations: int
+    inner_iterations: int
+    initial_cost: float
+    cost: float
+
+
+def minimise(
+    problem: PoseProblem,
+    state: PoseState,
+    belief: Belief,
+    believe: Callable[[PoseState], Belief | None],
+    solver: DirectSolver | TwoLevelSolver,
+    *,
+    max_iterations: int,
+    relative_tolerance: float,
+) -> tuple[PoseState, Outcome]:
+    """Steps until the cost falls by less than relative_tolerance of itself.
+
+    believe(state) is asked after every step; it answers None if the belief has not changed. A step that does
+    not lower the cost is tried again with more damping.
+    """
+    model = _Model(problem, state, belief)
+    exact = _EXACT * len(problem.edges.i)
+    initial_cost, damping, inner, iterations = model.cost, 0.0, 0, 0
+    status = Status.CONVERGED if model.cost <= exact else Status.MAX_ITERATIONS
+    while iterations < max_iterations and status is Status.MAX_ITERATIONS:
+        step, count = solver.solve(model.linear_system(damping))
+        iterations, inner = iterations + 1, inner + count
+        trial = None if step is None else model.at(moved(model.state, step))
+        if trial is None or not trial.cost < model.cost:
+            if trial is not None and trial.cost <= model.cost * (1 + _ROUNDING):
+                status = Status.CONVERGED
+            damping = max(10 * damping, _FIRST_DAMPING)
+            if damping > _MAX_DAMPING:
+                status = Status.STALLED
+            continue
+        gain = (model.cost - trial.cost) / model.cost
+        model, damping = trial, damping / 10 if damping > _FIRST_DAMPING else 0.0
+        changed = believe(model.state)
+        if changed is not None:
+            model = _Model(problem, model.state, changed)
+        elif (gain < relative_tolerance and damping == 0) or model.cost <= exact:
+            status = Status.CONVERGED
+    return model.state, Outcome(status, iterations, inner, initial_cost, model.cost)
+
+
+def cost_at(problem: PoseProblem, state: PoseState, belief: Belief) -> float:
+    """The objective of `minimise`."""
+    return _Model(problem, state, belief).cost
+
+
+class _Model:
+    """The cost at a state, and its quadratic model there."""
+
+    def __init__(self, problem: PoseProblem, state: PoseState, belief: Belief) -> None:
+        self._problem, self.state, self._belief = problem, state, belief
+        self._square = np.empty(len(problem.edges.i))
+        squared_errors(problem.edges, state, belief.information, self._square)
+        self._weight = np.empty_like(self._square)
+        self.cost = robust_weights(self._square, belief.width_sq, self._weight)
+        if problem.is_free:
+            self.cost += 0.5 * float(problem.ties.weight @ self._tie_errors() ** 2)
+
+    def at(self, state: PoseState) -> _Model:
+        return _Model(self._problem, state, self._belief)
+
+    def linear_system(self, damping: float) -> LinearSystem:
+        problem, n = self._problem, len(self.state.center)
+        metric = np.empty_like(self._belief.information)
+        gradient = np.empty((n, problem.block))
+        linearise(problem.edges, self.state, self._belief.information, self._weight, metric, gradient)
+        if problem.is_free:
+            pull = problem.ties.weight * self._tie_errors()
+            gradient[:, 6] += np.bincount(problem.ties.a, pull, n) - np.bincount(problem.ties.b, pull, n)
+        return LinearSystem(problem.edges, self.state, metric, gradient, problem.ties, problem.gauge, damping)
+
+    def _tie_errors(self) -> Float:
+        ties, s = self._problem.ties, self.state.log_scale
+        return s[ties.a] - s[ties.b] - ties.value

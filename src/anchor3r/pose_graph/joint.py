@@ -1,0 +1,258 @@
+"""Joint refinement: rotations, centres and, if free, units of all frames in one robust least-squares problem.
+
+Every edge adds its error in the metric of its noise, under a Geman–McClure loss. Noise is that of information
+matrices where edges carry them; else it is measured on the graph itself at the current state (`noise`), wide
+while loops are still open and narrower with every step, which is what graduates the loss. Loop events are
+judged first (`events`), and once more at the end; those that contradict the rest are cut as a whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3
+from anchor3r.pose_graph.averaging.chordal import chordal_initialisation
+from anchor3r.pose_graph.averaging.scales import (
+    ScaleConfig,
+    average_scales,
+    carried_ties,
+    expected_walk,
+    in_one_unit,
+    joined,
+    walk_ties,
+)
+from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
+from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, ScaleTies, TwoLevelSolver
+from anchor3r.pose_graph.noise import Believer
+from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.pose_graph.report import Report, Status, Stopwatch
+from anchor3r.pose_graph.topology import Topology, components_of, topology_of
+from anchor3r.pose_graph.verification import EventConfig, EventVerdicts, judge_events
+
+_MAX_REACH = 32  # frames that an edge of the chain spans at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineConfig:
+    """What is minimised and when it is good enough."""
+
+    loss: Literal["gm", "none"] = "gm"
+    """Geman–McClure with loop events judged, or plain least squares for graphs without outliers."""
+    scale: Literal["fixed", "free"] = "fixed"
+    """Whether all windows have one unit, or each its own that drifts from frame to frame."""
+    width: float = 7.0
+    """Error, in standard deviations, at which an edge has lost three quarters of its weight."""
+    max_iterations: int = 100
+    """Steps at most."""
+    relative_tolerance: float = 1e-4
+    """Converged when a step lowers the cost by less than this part of it; "none" takes 1e-5 of this."""
+    direct_size: int = 6000
+    """Steps are exact while frames × frames that a window spans is at most this; else conjugate gradients."""
+    inner_tolerance: float = 0.1
+    """Of conjugate gradients, relative to the gradient."""
+    inner_iterations: int = 100
+    """Of conjugate gradients, at most in a step."""
+    events: EventConfig = EventConfig()
+    """How loop events are judged."""
+    scales: ScaleConfig = ScaleConfig()
+    """How units are averaged where they are free."""
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("gm", "none") or self.scale not in ("fixed", "free"):
+            raise ValueError(f"loss is gm or none, scale is fixed or free: {self}")
+        if not (self.width > 0 and self.relative_tolerance > 0 and 0 < self.inner_tolerance < 1):
+            raise ValueError(f"width and tolerances must be positive, inner_tolerance below 1: {self}")
+        if self.max_iterations < 1 or self.inner_iterations < 1:
+            raise ValueError(f"iterations must be at least 1: {self}")
+
+
+_DEFAULT = RefineConfig()
+_NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class RefinedPoses:
+    """The answer, by the graph's frames (n,)."""
+
+    camera_from_world: SE3
+    """the first frame of each component is where the start had it"""
+    log_scale: NDArray[np.float64]
+    """(n,) log of each window's unit, in that of the first frame's; 0 if units are fixed"""
+    events: EventVerdicts | None
+    """on every loop event; None if they were not judged (loss "none")"""
+
+
+def refine_poses(
+    graph: MotionGraph,
+    initial: SE3,
+    config: RefineConfig = _DEFAULT,
+    *,
+    odometry: SE3 | None = None,
+    vouched: NDArray[np.int64] = _NOBODY,
+) -> tuple[RefinedPoses, Report]:
+    """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
+
+    odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and units are fixed.
+    vouched: groups of loop events that are believed without being judged.
+    With "gm" the start is `initial` or the odometry with its believed loops closed, whichever costs less;
+    with "none" both `initial` and the chordal start are tried to the end.
+    """
+    stopwatch = Stopwatch()
+    edges = graph.edges
+    topology = topology_of(edges)
+    n = len(topology.frames)
+    if len(initial) != n:
+        raise ValueError(f"{len(initial)} initial poses for {n} frames")
+    if not np.any(edges.weight > 0):
+        return RefinedPoses(initial, np.zeros(n), None), Report(
+            status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
+            num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
+        )  # fmt: skip
+    log_scale, ties = _initial_scales(graph, topology, config)
+    refinement = _Refinement(edges, topology, ties, config)
+    starts, verdicts = [initial], None
+    if config.loss == "none":
+        starts = [initial, chordal_initialisation(graph)]
+    elif np.any(edges.kind == EdgeKind.LOOP):
+        metric_edges = in_one_unit(edges, log_scale, topology) if config.scale == "free" else edges
+        if odometry is None or config.scale == "free":
+            odometry = estimate_trajectory(metric_edges, topology=topology)
+        verdicts, closed = judge_events(
+            metric_edges, odometry, config.events, topology=topology, vouched=vouched
+        )
+        refinement.cut(verdicts.rejected_groups())
+        # An open loop may cost less than one that is closed against the odometry.
+        starts = [closed] if len(vouched) else [initial, closed]
+    state, outcome = refinement.run([PoseState.of(start, log_scale) for start in starts])
+    if verdicts is not None:
+        verdicts, state, outcome = _judge_again(refinement, verdicts, vouched, state, outcome)
+    state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    return RefinedPoses(state.poses(), state.log_scale, verdicts), Report(
+        status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
+        initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
+        num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
+        details=refinement.details(verdicts) | {"inner_iterations": outcome.inner_iterations},
+    )  # fmt: skip
+
+
+def _judge_again(
+    refinement: _Refinement,
+    verdicts: EventVerdicts,
+    vouched: NDArray[np.int64],
+    state: PoseState,
+    outcome: Outcome,
+) -> tuple[EventVerdicts, PoseState, Outcome]:
+    """Cuts events that the refined map contradicts, and goes on without them."""
+    judged = verdicts.group[verdicts.accepted]
+    contradicted = refinement.contradicted(judged[~np.isin(judged, vouched)], state)
+    if len(contradicted) == 0:
+        return verdicts, state, outcome
+    refinement.cut(contradicted)
+    state, outcome = refinement.run([state])
+    return verdicts.without(contradicted), state, outcome
+
+
+def _back_in_gauge(state: PoseState, start: PoseState, topology: Topology) -> PoseState:
+    """Moves every component so that its first frame is where the start had it, its unit 1."""
+    gauge = topology.gauge[topology.component]
+    turn = np.swapaxes(start.rotation[gauge], 1, 2) @ state.rotation[gauge]  # new_from_old world
+    unit = state.log_scale[gauge]
+    offset = (turn @ (state.center - state.center[gauge])[..., None])[..., 0] * np.exp(-unit)[:, None]
+    return PoseState(
+        state.rotation @ np.swapaxes(turn, 1, 2), start.center[gauge] + offset, state.log_scale - unit
+    )
+
+
+def _initial_scales(
+    graph: MotionGraph, topology: Topology, config: RefineConfig
+) -> tuple[NDArray[np.float64], ScaleTies]:
+    if config.scale == "fixed":
+        return np.zeros(len(topology.frames)), NO_TIES
+    log_scale, report = average_scales(graph, config.scales)
+    walk = walk_ties(topology, expected_walk(log_scale, report))
+    return log_scale, joined(carried_ties(graph.edges, topology), walk)
+
+
+class _Refinement:
+    """One graph's problem: which edges take part, how far they are believed, how it is solved."""
+
+    def __init__(self, edges: Edges, topology: Topology, ties: ScaleTies, config: RefineConfig) -> None:
+        self._edges, self._ties, self._config = edges, ties, config
+        self.topology = topology
+        """as the edges that take part join the frames"""
+        self._pose_edges = PoseEdges(
+            topology.i.astype(np.int32), topology.t.astype(np.int32), edges.rotation, edges.translation
+        )
+        self._used = edges.weight > 0
+
+    def cut(self, groups: NDArray[np.int64]) -> None:
+        """Leaves all edges of some groups out."""
+        is_cut = np.zeros(int(self._edges.group.max()) + 1, bool)
+        is_cut[groups] = True
+        self._used = self._used & ~is_cut[self._edges.group]
+
+    def run(self, starts: list[PoseState]) -> tuple[PoseState, Outcome]:
+        """Minimises from the start that costs less, or from all of them if there are no outliers."""
+        config = self._config
+        # A frame that only cut edges joined is a component of its own.
+        i, t = self._pose_edges.i[self._used], self._pose_edges.t[self._used]
+        component, gauge = components_of(len(self.topology.frames), i, t)
+        self.topology = replace(self.topology, component=component, gauge=gauge)
+        is_free = config.scale == "free"
+        problem = PoseProblem(self._pose_edges, self._used, self._ties, self.topology.gauge, is_free)
+        solver = self._solver(problem)
+        width = config.width if config.loss == "gm" else np.inf
+        self._believer = believer = Believer(self._edges, self._pose_edges, self._used, width=width)
+        belief, tolerance = believer.believe_anew(starts[-1]), config.relative_tolerance
+        if config.loss == "gm":
+            starts = [min(starts, key=lambda start: cost_at(problem, start, belief))]
+            belief = believer.believe_anew(starts[0])
+        else:
+            tolerance *= 1e-5
+        runs = [
+            minimise(
+                problem, start, belief, believer, solver,
+                max_iterations=config.max_iterations, relative_tolerance=tolerance,
+            )
+            for start in starts
+        ]  # fmt: skip
+        return min(runs, key=lambda run: run[1].cost)
+
+    def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
+        """Those of the groups whose edges have for the most part lost their weight."""
+        square = np.empty(len(self._used))
+        squared_errors(self._pose_edges, state, self._believer.information(), square)
+        lost = np.where(square > self._config.width**2, 1.0, -1.0)
+        size = int(self._edges.group.max()) + 1
+        balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
+        return groups[balance[groups] > 0]
+
+    def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
+        """Noise as measured, by kind, and what became of loop events."""
+        noise = self._believer.noise
+        kinds = [kind for kind in EdgeKind if np.isfinite(noise.rotation_rad[kind])]
+        details: dict[str, Any] = {
+            "rotation_noise_deg": {k.name.lower(): float(np.degrees(noise.rotation_rad[k])) for k in kinds},
+            "translation_noise": {k.name.lower(): noise.translation[k] for k in kinds},
+        }
+        if verdicts is not None:
+            details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
+        return details
+
+    def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
+        config, n = self._config, len(self.topology.frames)
+        arguments = (problem.edges, problem.ties, self._used, n, problem.block)
+        span = np.abs(self.topology.i - self.topology.t)[self._used & (self._edges.kind != EdgeKind.LOOP)]
+        span = span[span <= _MAX_REACH]
+        reach = int(np.quantile(span, 0.9)) if len(span) else 1
+        if n * reach <= config.direct_size:
+            return DirectSolver(*arguments)
+        return TwoLevelSolver(
+            *arguments, reach=reach, tolerance=config.inner_tolerance, max_iterations=config.inner_iterations
+        )

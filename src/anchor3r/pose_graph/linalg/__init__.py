@@ -1,0 +1,1 @@
+"""Linear solvers of the pose graph: sparse factorisations, Laplacians, least absolute deviations."""

@@ -1,0 +1,267 @@
+"""Two ways to a Gauss–Newton step on a motion graph: exactly, and by conjugate gradients on two levels.
+
+Factorising the whole matrix is best for small graphs and sparse ones. On a route with many revisits every
+pass of a street costs a window's worth of frames in every separator, so the exact factor grows out of hand
+(hundreds of megabytes at 20 thousand frames). There the step is found by conjugate gradients with two factors
+that stay small: the chain of window edges, a band matrix that settles everything local, and the graph of
+nodes, each a window's length of frames that move as one body, which settles everything far.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dpbtrf, dpbtrs
+
+from anchor3r.kernels import kernel
+from anchor3r.pose_graph.linalg.sparse import Cholesky, analyse
+from anchor3r.pose_graph.pose_system import (
+    Float,
+    Index,
+    Nodes,
+    PoseEdges,
+    PoseState,
+    apply_matrix,
+    assemble,
+    assemble_band,
+)
+
+_HUGE = 500_000  # frames
+_STALE_FACTOR = 3.0  # a preconditioner that takes so many times its first iterations is made anew
+
+
+class ScaleTies(NamedTuple):
+    """Measured differences of log units, log_scale[a] - log_scale[b] = value; q of them."""
+
+    a: NDArray[np.int64]
+    b: NDArray[np.int64]
+    value: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    """(q,) inverse variance"""
+
+
+NO_TIES = ScaleTies(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+
+
+class LinearSystem(NamedTuple):
+    """The quadratic model at a state: H is the edges in their metric, ties, gauge and damping."""
+
+    edges: PoseEdges
+    state: PoseState
+    metric: Float
+    gradient: Float
+    """(n, b)"""
+    ties: ScaleTies
+    gauge: Index
+    """rows that must not move"""
+    damping: float
+    """times the diagonal of H is added to H"""
+
+
+class DirectSolver:
+    """Factorises H."""
+
+    def __init__(
+        self, edges: PoseEdges, ties: ScaleTies, used: NDArray[np.bool_], num_frames: int, block: int
+    ) -> None:
+        """used: (m,) edges that will ever have a metric other than 0."""
+        self._frames = Nodes(np.arange(num_frames), np.zeros((num_frames, 3)))
+        self._matrix = _NodeMatrix(edges, ties, used, self._frames.node, num_frames, block)
+
+    def solve(self, system: LinearSystem) -> tuple[Float | None, int]:
+        """The step (n, b), None if H is not positive definite; and the number of systems solved, 1."""
+        if not self._matrix.factorise(system, self._frames):
+            return None, 1
+        return -self._matrix.cholesky.solve(system.gradient[:, :, None])[:, :, 0], 1
+
+
+class TwoLevelSolver:
+    """Conjugate gradients on H, preconditioned by the chain and the nodes.
+
+    The preconditioner only has to resemble H, so one that was made for an earlier state serves as long as it
+    does not take many more iterations.
+    """
+
+    def __init__(
+        self,
+        edges: PoseEdges,
+        ties: ScaleTies,
+        used: NDArray[np.bool_],
+        num_frames: int,
+        block: int,
+        *,
+        reach: int,
+        tolerance: float,
+        max_iterations: int,
+    ) -> None:
+        """reach: frames that an edge of the chain spans at most.
+
+        tolerance: of the residual's norm in the preconditioner's metric, relative to the gradient's.
+        """
+        self._tolerance, self._max_iterations = tolerance, max_iterations
+        # Larger nodes and half the band on huge graphs: a few more iterations, factors that still fit.
+        self._reach = reach if num_frames <= _HUGE else reach // 2
+        node = np.arange(num_frames) // ((reach + 1) * (1 + num_frames // _HUGE))
+        self._origin = np.searchsorted(node, node)
+        self._nodes = Nodes(node, np.zeros((num_frames, 3)))
+        self._matrix = _NodeMatrix(edges, ties, used, node, int(node[-1]) + 1, block)
+        self._band = np.empty((num_frames * block, (self._reach + 1) * block))  # column order, lower triangle
+        self._stiffness = np.empty((num_frames, block))
+        self._made_for = np.nan  # the damping it was made with
+        self._first_iterations = 0
+
+    def solve(self, system: LinearSystem) -> tuple[Float | None, int]:
+        """The step (n, b), None if H is not positive definite; and the number of inner iterations."""
+        is_fresh = system.damping != self._made_for
+        if is_fresh and not self._prepare(system):
+            return None, 0
+        step, iterations = self._conjugate_gradients(system)
+        if is_fresh:
+            self._first_iterations = iterations
+        elif step is None or iterations > _STALE_FACTOR * self._first_iterations:
+            self._made_for = np.nan
+        return step, iterations
+
+    def _prepare(self, system: LinearSystem) -> bool:
+        """Makes the preconditioner; False if the matrix is not positive definite."""
+        center = system.state.center
+        self._nodes = Nodes(self._nodes.node, center - center[self._origin])
+        held = system._replace(gauge=self._nodes.node[system.gauge])
+        is_definite = self._matrix.factorise(held, self._nodes)
+        self._band[:] = 0
+        assemble_band(system.edges, system.state, system.metric, self._reach, self._band)
+        if system.gradient.shape[1] == 7:
+            _add_ties_to_band(system.ties, self._reach, self._band)
+        self._stiffness = _stiffness(self._band[:, 0].reshape(system.gradient.shape), system)
+        self._band[:, 0] += self._stiffness.ravel()
+        _, info = dpbtrf(self._band.T, lower=1, overwrite_ab=1)
+        self._made_for = system.damping if is_definite and info == 0 else np.nan
+        return is_definite and info == 0
+
+    def _conjugate_gradients(self, system: LinearSystem) -> tuple[Float | None, int]:
+        residual = -system.gradient
+        x = np.zeros_like(residual)
+        direction = self._preconditioned(residual)
+        product = float(np.vdot(residual, direction))
+        target = product * self._tolerance**2
+        for iteration in range(self._max_iterations):
+            if product <= target:
+                return x, iteration
+            image = self._stiffness * direction
+            _add_product(system, direction, image)
+            curvature = float(np.vdot(direction, image))
+            if not curvature > 0:
+                return None, iteration
+            x += product / curvature * direction
+            residual -= product / curvature * image
+            z = self._preconditioned(residual)
+            previous, product = product, float(np.vdot(residual, z))
+            direction *= product / previous
+            direction += z
+        return x, self._max_iterations
+
+    def _preconditioned(self, residual: Float) -> Float:
+        """Additive: the chain's answer and the nodes' answer."""
+        local, _ = dpbtrs(self._band.T, residual.ravel(), lower=1)
+        out = local.reshape(residual.shape)
+        coarse = np.zeros((int(self._nodes.node[-1]) + 1, residual.shape[1]))
+        _restrict(self._nodes, residual, coarse)
+        _prolong(self._nodes, self._matrix.cholesky.solve(coarse[:, :, None])[:, :, 0], out)
+        return out
+
+
+class _NodeMatrix:
+    """The block matrix of some nodes: its structure, how to fill it, and its factor."""
+
+    def __init__(
+        self, edges: PoseEdges, ties: ScaleTies, used: NDArray[np.bool_], node: Index, num: int, block: int
+    ) -> None:
+        i, t, a, b = node[edges.i], node[edges.t], node[ties.a], node[ties.b]
+        paired, tied = used & (i != t), (a != b) & (block == 7)
+        analysis = analyse(num, np.concatenate([i[paired], a[tied]]), np.concatenate([t[paired], b[tied]]))
+        count = int(paired.sum())
+        self._slot = _scattered(analysis.slot[:count], paired)
+        self._tie_slot = _scattered(analysis.slot[count:], tied)
+        self.cholesky = Cholesky(analysis, block)
+
+    def factorise(self, system: LinearSystem, nodes: Nodes) -> bool:
+        """Whether H, as the nodes see it, is positive definite. The system's gauge names nodes here."""
+        analysis, b = self.cholesky.analysis, self.cholesky.block_size
+        diagonal, pairs = np.zeros((len(analysis.order), b, b)), np.zeros((analysis.num_pairs, b, b))
+        assemble(system.edges, system.state, system.metric, nodes, self._slot, diagonal, pairs)
+        ties, tied = system.ties, self._tie_slot >= 0
+        if tied.any():
+            for end in (ties.a, ties.b):
+                np.add.at(diagonal[:, 6, 6], nodes.node[end[tied]], ties.weight[tied])
+            np.add.at(pairs[:, 6, 6], self._tie_slot[tied], -ties.weight[tied])
+        scalars = np.einsum("nkk->nk", diagonal)  # a view
+        scalars += _stiffness(scalars, system)
+        return self.cholesky.factorise(diagonal, pairs)
+
+
+def _scattered(values: NDArray[np.int64], where: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """-1 except where told."""
+    out = np.full(len(where), -1, np.int32)
+    out[where] = values
+    return out
+
+
+def _stiffness(scalars: Float, system: LinearSystem) -> Float:
+    """(n, b) what damping and gauge add to the diagonal's scalars (n, b).
+
+    The gradient has no part along motions of all frames alike, which cost nothing, so any stiffness of the
+    gauge rows holds them where they are. A frame whose edges have all lost their weight is held as well.
+    """
+    factor = np.full((len(scalars), 1), system.damping)
+    factor[system.gauge] += 1
+    return factor * scalars + np.where(scalars > 0, 0.0, 1.0)
+
+
+def _add_product(system: LinearSystem, x: Float, out: Float) -> None:
+    """out += H x, without what damping and gauge add"""
+    apply_matrix(system.edges, system.state, system.metric, x, out)
+    if x.shape[1] == 7:
+        ties = system.ties
+        pull = ties.weight * (x[ties.a, 6] - x[ties.b, 6])
+        out[:, 6] += np.bincount(ties.a, pull, len(x)) - np.bincount(ties.b, pull, len(x))
+
+
+@kernel
+def _add_ties_to_band(ties: ScaleTies, reach: int, band: Float) -> None:
+    for k in range(len(ties.a)):
+        low, high = min(ties.a[k], ties.b[k]), max(ties.a[k], ties.b[k])
+        band[7 * low + 6, 0] += ties.weight[k]
+        band[7 * high + 6, 0] += ties.weight[k]
+        if high - low <= reach:
+            band[7 * low + 6, 7 * (high - low)] -= ties.weight[k]
+
+
+@kernel
+def _restrict(nodes: Nodes, fine: Float, coarse: Float) -> None:
+    """coarse += Pᵀ fine, where P moves every frame with its node."""
+    for n in range(len(fine)):
+        out, o, x = coarse[nodes.node[n]], nodes.offset[n], fine[n]
+        out[0] += x[0] - o[1] * x[5] + o[2] * x[4]
+        out[1] += x[1] - o[2] * x[3] + o[0] * x[5]
+        out[2] += x[2] - o[0] * x[4] + o[1] * x[3]
+        for k in range(3):
+            out[3 + k] += x[3 + k]
+        if len(x) == 7:
+            out[6] += x[6] + o[0] * x[3] + o[1] * x[4] + o[2] * x[5]
+
+
+@kernel
+def _prolong(nodes: Nodes, coarse: Float, fine: Float) -> None:
+    """fine += P coarse"""
+    for n in range(len(fine)):
+        out, o, x = fine[n], nodes.offset[n], coarse[nodes.node[n]]
+        s = x[6] if len(x) == 7 else 0.0
+        out[3] += x[3] - x[1] * o[2] + x[2] * o[1] + s * o[0]
+        out[4] += x[4] - x[2] * o[0] + x[0] * o[2] + s * o[1]
+        out[5] += x[5] - x[0] * o[1] + x[1] * o[0] + s * o[2]
+        for k in range(3):
+            out[k] += x[k]
+        if len(x) == 7:
+            out[6] += s

@@ -1,0 +1,128 @@
+"""How noisy the edges are, measured on the graph itself.
+
+An edge of weight w has the rotation variance ρ² / w about each axis, and the translation variance τ² ℓ² / w
+along each, where ℓ is its length: a predictor's translations err in proportion. Short edges are not trusted
+beyond a tenth of the median length. ρ and τ are medians over the edges of a kind (windows; loops; priors), so
+that up to half of them may be wrong.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.pose_graph.edges import EdgeKind, Edges
+from anchor3r.pose_graph.gauss_newton import Belief
+from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState, error_lengths, squared_errors
+
+_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
+_MEDIAN_CHI_SQ_6 = 5.348
+_LENGTH_FLOOR = 0.1  # of the median length
+_SAMPLE = 100_000  # edges of a kind that are looked at
+_SETTLED = 0.02  # noise that changes by a smaller part is kept
+_LEAST = 1e-9  # noise of measurements that fit exactly
+
+
+class NoiseModel:
+    """Measures and remembers ρ and τ of each kind of edges."""
+
+    def __init__(self, edges: Edges, pose_edges: PoseEdges, used: NDArray[np.bool_]) -> None:
+        self._edges = pose_edges
+        self._weight = np.where(used, edges.weight, 0.0)
+        length_sq = np.einsum("mk,mk->m", edges.translation, edges.translation)
+        self._relative_to = (
+            length_sq + _LENGTH_FLOOR**2 * float(np.median(length_sq[used])) if used.any() else length_sq
+        )
+        self._kind = edges.kind
+        self._sample = {kind: _thinned(np.flatnonzero(used & (edges.kind == kind))) for kind in EdgeKind}
+        self.rotation_rad = {kind: np.inf for kind in EdgeKind}
+        self.translation = {kind: np.inf for kind in EdgeKind}
+
+    def measure(self, state: PoseState) -> bool:
+        """Looks at the errors of a state; False if noise is what it was."""
+        changed = False
+        for kind, sample in self._sample.items():
+            if len(sample) == 0:
+                continue
+            e = self._edges
+            part = PoseEdges(e.i[sample], e.t[sample], e.rotation[sample], e.translation[sample])
+            angle, distance = np.empty(len(sample)), np.empty(len(sample))
+            error_lengths(part, state, angle, distance)
+            root = np.sqrt(self._weight[sample])
+            rotation = _spread(angle * root)
+            translation = _spread(distance * root / np.sqrt(np.maximum(self._relative_to[sample], 1e-300)))
+            for known, value in ((self.rotation_rad, rotation), (self.translation, translation)):
+                if not abs(value - known[kind]) < _SETTLED * known[kind]:
+                    known[kind] = value
+                    changed = True
+        return changed
+
+    def information(self) -> Float:
+        """(m, 2) inverse variances, 0 for edges that are not used."""
+        out = np.empty((len(self._weight), 2))
+        rotation, translation = (
+            np.array([values[kind] for kind in EdgeKind]) ** -2
+            for values in (self.rotation_rad, self.translation)
+        )
+        out[:, 0] = self._weight * rotation[self._kind]
+        out[:, 1] = self._weight * translation[self._kind] / np.maximum(self._relative_to, 1e-300)
+        return out
+
+
+class Believer:
+    """Answers `minimise`: the information of all edges at a state, and how wide the loss is."""
+
+    def __init__(self, edges: Edges, pose_edges: PoseEdges, used: NDArray[np.bool_], *, width: float) -> None:
+        """width: of the Geman–McClure loss in standard deviations; inf for squares."""
+        self._edges, self._used, self._width_sq = pose_edges, used, width**2
+        self._given: Float | None = None
+        known = np.zeros(len(used), bool)
+        if edges.information.strides[0]:  # not the broadcast NaN of a graph without any
+            known = used & np.isfinite(edges.information).all((1, 2))
+        if known.any():
+            self._given = np.where(known[:, None, None], edges.information * edges.weight[:, None, None], 0.0)
+        self._unknown = np.flatnonzero(used & ~known)
+        self.noise = NoiseModel(edges, pose_edges, used & ~known)
+        self._doubt = np.inf
+
+    def believe_anew(self, state: PoseState) -> Belief:
+        """What a state suggests."""
+        self._update(state)
+        return Belief(self.information(), self._width_sq * self._doubt)
+
+    def __call__(self, state: PoseState) -> Belief | None:
+        """The same if it has changed noticeably; plain squares are believed for good."""
+        if np.isinf(self._width_sq) or not self._update(state):
+            return None
+        return Belief(self.information(), self._width_sq * self._doubt)
+
+    def _update(self, state: PoseState) -> bool:
+        changed = self.noise.measure(state)
+        if changed and self._given is not None:
+            measured = self.noise.information()[self._unknown]
+            for axis in range(6):
+                self._given[self._unknown, axis, axis] = measured[:, axis // 3]
+        doubt = self._doubt_of(state)
+        if not abs(doubt - self._doubt) < _SETTLED * self._doubt:
+            self._doubt, changed = doubt, True
+        return changed
+
+    def information(self) -> Float:
+        """(m, 2), or (m, 6, 6) if any edge came with a matrix."""
+        return self.noise.information() if self._given is None else self._given
+
+    def _doubt_of(self, state: PoseState) -> float:
+        """How many times larger squared errors are than given matrices promise; at least 1."""
+        if self._given is None:
+            return 1.0
+        square = np.empty(len(self._used))
+        squared_errors(self._edges, state, self._given, square)
+        return max(1.0, float(np.median(square[self._used])) / _MEDIAN_CHI_SQ_6)
+
+
+def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:
+    return index[:: max(1, len(index) // _SAMPLE)]
+
+
+def _spread(lengths: Float) -> float:
+    return max(float(np.median(lengths)) / _MEDIAN_NORM_3, _LEAST)

@@ -1,0 +1,143 @@
+"""From depths at some points to a depth everywhere near them: local planes that do not reach across edges.
+
+The inverse depth of a plane is linear in the image. So each cell of a coarse grid gets the line of best fit
+through the inverse depths of the points around it, weighted by how far away they are; an edge in the image
+counts as a long way, because depth is likely to jump there. The weights are separable and decay exponentially
+along rows and columns, so that the moments of all cells come out of a few recursive passes.
+
+Letters: h × w cells, n points, c = 11 moments.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import Array
+from anchor3r.kernels import kernel
+from anchor3r.predictors.features.alignment import Image
+from anchor3r.predictors.features.projection import rays
+
+_LONGER_SIDE = 128
+"""Cells on it at most,"""
+_MIN_CELL_PX = 4
+"""of at least so many pixels."""
+_REACH_CELLS = 5.0
+"""Distance over which a point's weight falls to 1/e on an even surface."""
+_EDGE_GREY = 60.0
+"""Change of the grey value that is as far as that."""
+_MIN_WEIGHT = 0.05
+"""Summed weight of the points around a cell that gives it a depth."""
+_SLOPE_PRIOR = 0.5
+"""Points at the distance of reach that the prior "no slope" is worth."""
+_POINT_NOISE = 0.02
+"""Relative depth error of one point, on top of what its neighbours' scatter shows."""
+_MOMENTS = 11
+
+
+class PointMap(NamedTuple):
+    """On a grid that spans the image."""
+
+    points: NDArray[np.float32]
+    """(h, w, 3) in the camera, NaN where no point is near or what is there moves"""
+    confidence: NDArray[np.float32]
+    """(h, w) one over the relative standard deviation of the depth, 0 where there is none"""
+
+
+def grid_size(height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of the point map of an image; copies of an image of different sizes have the same."""
+    cell = max(_MIN_CELL_PX, max(height, width) / _LONGER_SIDE)
+    return max(1, round(height / cell)), max(1, round(width / cell))
+
+
+def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> PointMap:
+    """A point map from pixels (n, 2) of known depth (n,), except around those that move (k, 2)."""
+    rows, columns = grid_size(*grey.shape)
+    guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA).astype(np.float64)
+    cell_from_pixel = np.array([columns / grey.shape[1], rows / grey.shape[0]])
+    # Pixels have their centre at whole numbers, cells too.
+    known, contradicted = ((at + 0.5) * cell_from_pixel - 0.5 for at in (pixel, moving))
+    inverse, sigma = _local_planes(guide, known, 1 / depth, contradicted)
+    cells = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
+    directions = rays(camera, (cells + 0.5) / cell_from_pixel - 0.5).reshape(rows, columns, 3)
+    points = directions / inverse[..., None]
+    return PointMap(points.astype(np.float32), (1 / sigma).astype(np.float32))
+
+
+@kernel
+def _local_planes(
+    guide: Array, known: Array, inverse_depth: Array, contradicted: Array
+) -> tuple[Array, Array]:
+    """(h, w) inverse depths, NaN where unknown, and their relative standard deviations."""
+    height, width = guide.shape
+    # 1, x, y, xx, xy, yy, d, xd, yd, dd of the points; the last moment counts contradicted ones.
+    moments = np.zeros((height, width, _MOMENTS))
+    for i in range(len(known)):
+        x, y, d = known[i, 0], known[i, 1], inverse_depth[i]
+        column, row = min(max(int(x + 0.5), 0), width - 1), min(max(int(y + 0.5), 0), height - 1)
+        moments[row, column, :10] += np.array([1, x, y, x * x, x * y, y * y, d, x * d, y * d, d * d])
+    for i in range(len(contradicted)):
+        column = min(max(int(contradicted[i, 0] + 0.5), 0), width - 1)
+        moments[min(max(int(contradicted[i, 1] + 0.5), 0), height - 1), column, 10] += 1
+    across, down = _decay(guide), _decay(guide.T)
+    one = _spread(_spread(moments, across).transpose(1, 0, 2), down).transpose(1, 0, 2)
+    other = _spread(_spread(moments.transpose(1, 0, 2), down).transpose(1, 0, 2), across)
+    inverse, sigma = np.full((height, width), np.nan), np.full((height, width), np.inf)
+    for row in range(height):
+        for column in range(width):
+            m = 0.5 * (one[row, column] + other[row, column])
+            if m[0] >= _MIN_WEIGHT and m[10] < m[0]:
+                inverse[row, column], sigma[row, column] = _plane_at(m, float(column), float(row))
+    return inverse, sigma
+
+
+@kernel
+def _decay(guide: Array) -> Array:
+    """(h, w) factor by which a weight shrinks from the cell before, along a row."""
+    out = np.zeros(guide.shape)
+    for row in range(guide.shape[0]):
+        for column in range(1, guide.shape[1]):
+            step = abs(guide[row, column] - guide[row, column - 1])
+            out[row, column] = np.exp(-1 / _REACH_CELLS - step / _EDGE_GREY)
+    return out
+
+
+@kernel
+def _spread(moments: Array, decay: Array) -> Array:
+    """Along rows: each cell's sum over the row, weighted by the decay on the way."""
+    height, width, count = moments.shape
+    out = np.empty((height, width, count))
+    back = np.empty(count)
+    for row in range(height):
+        out[row, 0] = moments[row, 0]
+        for column in range(1, width):
+            for c in range(count):
+                out[row, column, c] = moments[row, column, c] + decay[row, column] * out[row, column - 1, c]
+        back[:] = 0
+        for column in range(width - 2, -1, -1):
+            for c in range(count):
+                back[c] = decay[row, column + 1] * (back[c] + moments[row, column + 1, c])
+                out[row, column, c] += back[c]
+    return out
+
+
+@kernel
+def _plane_at(m: Array, x: float, y: float) -> tuple[float, float]:
+    """Inverse depth at (x, y) by the line of best fit, and its relative standard deviation."""
+    total = m[0]
+    mean_x, mean_y, mean = m[1] / total, m[2] / total, m[6] / total
+    prior = _SLOPE_PRIOR * _REACH_CELLS**2 / total
+    xx, yy = m[3] / total - mean_x**2 + prior, m[5] / total - mean_y**2 + prior
+    xy = m[4] / total - mean_x * mean_y
+    xd, yd = m[7] / total - mean_x * mean, m[8] / total - mean_y * mean
+    determinant = xx * yy - xy * xy
+    slope_x, slope_y = (yy * xd - xy * yd) / determinant, (xx * yd - xy * xd) / determinant
+    value = mean + slope_x * (x - mean_x) + slope_y * (y - mean_y)
+    scatter = max(m[9] / total - mean**2 - slope_x * xd - slope_y * yd, 0.0)
+    # A plane through few points, or far from them, may pass behind the camera: then their mean is safer.
+    if value < 0.3 * mean:
+        value, scatter = mean, m[9] / total - mean**2
+    return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 * (1 + 1 / total))

@@ -1,0 +1,1 @@
+"""Pictures of a map and a page about it."""

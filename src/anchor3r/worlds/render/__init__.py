@@ -1,0 +1,1 @@
+"""A scene to images, depths and normals: a rasteriser in numba."""

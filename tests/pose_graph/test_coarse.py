@@ -1,0 +1,63 @@
+"""The coarse graph: where hubs are, and loops closed on it from scratch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.testing import assert_allclose, assert_array_equal
+
+from anchor3r.geometry import SE3, so3_exp
+from anchor3r.pose_graph.coarse import Claims, Sigmas, close_loops, make_hubs
+from anchor3r.pose_graph.topology import topology_of
+from measured_graphs import measure, random_poses, window_pairs
+
+
+def test_hubs_stand_at_regular_frames_and_where_tracks_begin() -> None:
+    rng = np.random.default_rng(0)
+    edges = measure(random_poses(35, rng), *window_pairs(35, 4), rng)
+    edges = edges.select((edges.frame_i < 17) == (edges.frame_t < 17))
+    hubs = make_hubs(edges, topology_of(edges), 10)
+    assert_array_equal(hubs.row, [0, 10, 17, 20, 30])
+    assert_array_equal(hubs.hub[[0, 9, 10, 16, 17, 19, 20, 34]], [0, 0, 1, 1, 2, 2, 3, 4])
+    assert {(int(a), int(b)) for a, b in zip(hubs.earlier, hubs.later, strict=True)} == {
+        (0, 1),
+        (2, 3),
+        (3, 4),
+    }
+
+
+def circle(count: int, turn_error_rad: float) -> SE3:
+    """A drive around a circle, each step turned a little too far."""
+    step = SE3(so3_exp([0.0, 2 * np.pi / count + turn_error_rad, 0.0]), np.array([0.0, 0.0, -1.0]))
+    poses = [SE3.identity()]
+    for _ in range(count - 1):
+        poses.append(step @ poses[-1])
+    return SE3(np.stack([p.rotation for p in poses]), np.stack([p.translation for p in poses]))
+
+
+def test_a_loop_is_closed_and_the_error_spread() -> None:
+    truth, odometry = circle(200, 0.0), circle(200, 0.002)
+    rng = np.random.default_rng(1)
+    edges = measure(odometry, *window_pairs(200, 4), rng)
+    hubs = make_hubs(edges, topology_of(edges), 10)
+    relative = truth[199] @ truth[0].inverse()
+    claims = Claims(np.array([0]), np.array([199]), SE3(relative.rotation[None], relative.translation[None]))
+    steps = Sigmas(np.full(len(hubs.earlier), 0.03), np.full(len(hubs.earlier), 0.3))
+    closed = close_loops(hubs, odometry, claims, steps, Sigmas(np.array([1e-3]), np.array([1e-2])))
+    before = np.linalg.norm(odometry.center() - truth.center(), axis=-1)
+    after = np.linalg.norm(closed.center() - truth.center(), axis=-1)
+    assert before.max() > 5
+    assert after.max() < 0.1 * before.max()
+    assert_allclose(closed[0].matrix(), odometry[0].matrix(), atol=1e-9)
+    stretch = np.linalg.norm(np.diff(closed.center(), axis=0), axis=-1)
+    assert_allclose(stretch, stretch.mean(), rtol=0.1)  # no step takes it all
+
+
+def test_without_claims_odometry_stands() -> None:
+    rng = np.random.default_rng(2)
+    poses = random_poses(30, rng)
+    edges = measure(poses, *window_pairs(30, 4), rng)
+    nobody = np.zeros(0, np.int64)
+    none = Claims(nobody, nobody, SE3.identity(0))
+    hubs = make_hubs(edges, topology_of(edges), 10)
+    empty = Sigmas(np.zeros(0), np.zeros(0))
+    assert close_loops(hubs, poses, none, empty, empty) is poses

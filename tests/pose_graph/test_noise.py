@@ -1,0 +1,67 @@
+"""Measured noise: the right size, by kind, in spite of outliers; and what becomes of information matrices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from anchor3r.pose_graph.edges import EdgeKind
+from anchor3r.pose_graph.noise import Believer, NoiseModel
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
+from generated_graphs import SyntheticConfig, synthetic_graph
+
+ROUTE = synthetic_graph(SyntheticConfig(num_frames=1500, rotation_bias_deg=0.0))
+EDGES = ROUTE.graph.edges
+POSE_EDGES = PoseEdges(EDGES.frame_i, EDGES.frame_t, EDGES.rotation, EDGES.translation)
+TRUTH = PoseState.of(ROUTE.camera_from_world)
+ALL = np.ones(len(EDGES), bool)
+
+
+@pytest.mark.parametrize("kind", [EdgeKind.WINDOW, EdgeKind.LOOP])
+def test_noise_is_found_beneath_outliers(kind: EdgeKind) -> None:
+    model = NoiseModel(EDGES, POSE_EDGES, ALL)
+    assert model.measure(TRUTH)
+    assert not model.measure(TRUTH)
+    assert np.degrees(model.rotation_rad[kind]) == pytest.approx(0.2, rel=0.1)
+    assert model.translation[kind] == pytest.approx(0.02, rel=0.1)
+
+
+def test_information_is_relative_to_length_and_weight() -> None:
+    weight = np.where(np.arange(len(EDGES)) == 7, 4.0, 1.0)
+    used = ALL.copy()
+    used[3] = False
+    model = NoiseModel(replace(EDGES, weight=weight), POSE_EDGES, used)
+    model.measure(TRUTH)
+    information = model.information()
+    assert_allclose(information[3], 0)
+    assert_allclose(information[7, 0], 4 * information[8, 0])
+    length_sq = np.sum(EDGES.translation**2, -1)
+    long, longer = 44, 36  # edges of one window, over one frame and over nine
+    assert EDGES.group[long] == EDGES.group[longer]
+    assert information[long, 1] > 20 * information[longer, 1]
+    assert information[:, 1].max() < 4 / (0.015**2 * 0.01 * np.median(length_sq))  # never trusted beyond
+
+
+def test_given_information_is_kept_and_doubted_while_errors_are_larger() -> None:
+    m = len(EDGES)
+    given = np.tile(np.diag([1e5] * 3 + [1e2] * 3), (m, 1, 1))
+    given[::2] = np.nan
+    believer = Believer(replace(EDGES, information=given), POSE_EDGES, ALL, width=7.0)
+    belief = believer.believe_anew(TRUTH)
+    assert belief.information.shape == (m, 6, 6)
+    assert_allclose(belief.information[1], given[1])
+    assert belief.information[0, 0, 0] == pytest.approx(np.radians(0.2) ** -2, rel=0.2)
+    assert believer(TRUTH) is None
+    off = TRUTH._replace(center=TRUTH.center * 1.5)
+    doubting = believer(off)
+    assert doubting is not None
+    assert doubting.width_sq > 2 * belief.width_sq
+
+
+def test_plain_squares_are_believed_once() -> None:
+    believer = Believer(EDGES, POSE_EDGES, ALL, width=np.inf)
+    assert np.isinf(believer.believe_anew(TRUTH).width_sq)
+    assert believer(TRUTH._replace(center=2 * TRUTH.center)) is None

@@ -1,0 +1,126 @@
+"""Pictures of maps: what is in front hides what is behind, roofs are left out, and the framing is robust."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from PIL import Image
+
+from anchor3r.cli import main as cli
+from anchor3r.report import picture
+from anchor3r.report.drawing import TRUTH, Scene, scene_of
+from anchor3r.report.picture import View, picture_png
+from anchor3r.report.raster import Camera, draw_points, eye_dome_shade
+from anchor3r.store import Map, MapWriter
+
+UP = np.array([0.0, -1.0, 0.0])
+GREEN, BLUE = (0, 255, 0), (0, 0, 255)
+
+
+def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Scene:
+    """A green floor under a straight path, a blue roof above it, and points that lie far off."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform((-4, 1.5, -1), (4, 1.5, 11), (ground + roof, 3))
+    points[ground:, 1] = -3
+    points = np.concatenate([points, rng.uniform(-1, 1, (strays, 3)) * 500])
+    colours = np.array([GREEN] * ground + [BLUE] * roof + [GREEN] * strays, np.uint8).reshape(-1, 3)
+    path = np.linspace((0, 0, 0), (1, 0, 10), 20)
+    return Scene(
+        points=points.astype(np.float32), colours=colours, below=points[:, 1] >= 0,
+        paths={"online": [path], TRUTH: [path + 0.1]}, cameras=np.empty((0, 11, 3)), up=UP,
+        metres_per_unit=2.0,
+    )  # fmt: skip
+
+
+def drawn(scene: Scene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture_png(scene, view=view, size=size))).convert("RGB"), int)
+
+
+def share_of(pixels: np.ndarray, channel: int) -> float:
+    """Part of the picture in which one colour stands out."""
+    others = np.delete(pixels, channel, axis=-1).max(-1)
+    return float(np.mean(pixels[..., channel] > others + 40))
+
+
+def test_the_nearer_point_hides_the_farther_one() -> None:
+    camera = Camera(np.eye(3), np.zeros(3), 100.0, (21, 21))
+    points = np.array([[0, 0, 2.0], [0, 0, 1.0], [0, 0, 3.0], [0, 0, -1.0]])
+    colours = np.array([[1, 0, 0], [2, 0, 0], [3, 0, 0], [4, 0, 0]], np.uint8)
+    image, depth = draw_points(camera, points, colours, radius=2.0)
+    assert_array_equal(image[10, 10], [2, 0, 0])
+    assert depth[10, 10] == 1
+    assert np.isfinite(depth).sum() == 13, "a disc of radius 2"
+
+
+def test_shade_falls_behind_an_edge_and_nowhere_else() -> None:
+    depth = np.full((20, 20), 2.0, np.float32)
+    depth[:, :10] = 1.0
+    shade = eye_dome_shade(depth, extent=5.0, reach=1, strength=30.0)
+    assert_allclose(shade[:, :10], 1)
+    assert (shade[:, 10] < 0.8).all()
+    assert_allclose(shade[:, 11:], 1)
+    assert_allclose(eye_dome_shade(np.full((3, 3), np.inf, np.float32), extent=1.0, reach=1, strength=1.0), 1)
+
+
+def test_a_roof_is_seen_from_the_side_but_not_from_above() -> None:
+    scene = some_scene(roof=4000)
+    above, aside = drawn(scene, View.TOP), drawn(scene, View.PERSPECTIVE)
+    assert share_of(above, 1) > 0.05
+    assert share_of(above, 2) == 0
+    assert share_of(aside, 2) > 0.05
+
+
+@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
+def test_strays_do_not_shrink_the_picture(view: View) -> None:
+    without, with_strays = drawn(some_scene(), view), drawn(some_scene(strays=150), view)
+    assert share_of(with_strays, 1) > 0.7 * share_of(without, 1) > 0.05
+
+
+@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
+def test_the_whole_path_is_in_the_picture(view: View) -> None:
+    scene = some_scene()
+    panel = picture._panel(scene, view, (400, 300))
+    pixels, _ = panel.camera.project(scene.paths["online"][0])
+    assert (pixels >= 0).all()
+    assert (pixels < panel.camera.size).all()
+    assert np.ptp(pixels, axis=0).max() > 0.3 * min(panel.camera.size)
+
+
+def test_a_map_without_points_still_has_its_path() -> None:
+    pixels = drawn(some_scene(0), View.BOTH, (400, 300))
+    assert pixels.shape == (300, 400, 3)
+    assert share_of(pixels, 0) > 0.001
+
+
+def test_the_scene_of_a_map_knows_its_scale_and_what_is_up(street: Map) -> None:
+    scene = scene_of(street, "online", max_points=5000)
+    assert len(scene.points) == 5000
+    assert_allclose(scene.metres_per_unit, 1, rtol=1e-6)
+    assert_allclose(scene.paths[TRUTH][0], scene.paths["online"][0], atol=1e-6)
+    assert scene.up @ UP > 0.95
+    heights = (scene.points - scene.paths["online"][0].mean(0)) @ scene.up
+    assert heights[scene.below].max() < heights[~scene.below].max()
+
+
+def test_the_command_draws_and_says_what_it_cannot(
+    tmp_path: Path, street_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["render", str(street_folder), "--out", str(tmp_path / "m.png")]
+    assert cli.main([*command, "--size", "640", "360", "--view", "top"]) == 0
+    assert Image.open(tmp_path / "m.png").size == (640, 360)
+    MapWriter.create(tmp_path / "empty").close()
+    (tmp_path / "file").write_text("no folder")
+    problems = {
+        (*command, "--size", "10", "10"): "--size must lie between",
+        (*command, "--poses", "offline"): "no 'offline' poses",
+        ("render", str(tmp_path / "empty"), "--out", str(tmp_path / "e.png")): "There is nothing to draw",
+        ("render", str(street_folder), "--out", str(tmp_path / "file" / "m.png")): "cannot write",
+    }
+    for arguments, words in problems.items():
+        assert cli.main(arguments) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "e.png").exists()
