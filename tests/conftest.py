@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anchor3r.cli.map import make_map
+from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import open_source
 from anchor3r.store import Map, load_map
@@ -32,7 +32,7 @@ def street_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eleven exact frames of 64×48 pixels, made without any noise."""
     folder = tmp_path_factory.mktemp("street") / "map"
     with open_source(f"world:5?width=64&height=48&motion=driving&frames={NUM_FRAMES}") as world:
-        make_map(world, GroundTruthPredictor(), folder)
+        map_source(world, folder, predictor=GroundTruthPredictor())
     return folder
 
 

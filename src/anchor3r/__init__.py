@@ -5,38 +5,58 @@ Names are loaded when first used, so that importing the package costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anchor3r.errors import Anchor3RError
     from anchor3r.pipeline.mapper import Mapper
+    from anchor3r.pipeline.mapping import MappingRun, map_source
+    from anchor3r.pipeline.refine import refine_map
+    from anchor3r.pipeline.settings import MapSettings, RefineSettings
     from anchor3r.pose_graph.edges import MotionGraph
     from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
     from anchor3r.store import MapWriter, load_map
 
-__all__ = [
-    "Anchor3RError",
-    "MapWriter",
-    "Mapper",
-    "MotionGraph",
-    "load_map",
-    "load_predictor",
-    "open_source",
-]
 _HOMES = {
     "Anchor3RError": "errors",
+    "MapSettings": "pipeline.settings",
     "MapWriter": "store",
     "Mapper": "pipeline.mapper",
+    "MappingRun": "pipeline.mapping",
     "MotionGraph": "pose_graph.edges",
+    "RefineSettings": "pipeline.settings",
     "load_map": "store",
     "load_predictor": "predictors.loading",
+    "map_source": "pipeline.mapping",
     "open_source": "sources",
+    "refine_map": "pipeline.refine",
 }
+__all__ = [
+    "Anchor3RError",
+    "MapSettings",
+    "MapWriter",
+    "Mapper",
+    "MappingRun",
+    "MotionGraph",
+    "RefineSettings",
+    "__version__",
+    "load_map",
+    "load_predictor",
+    "map_source",
+    "open_source",
+    "refine_map",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("anchor3r")
     if name not in _HOMES:
         raise AttributeError(f"module 'anchor3r' has no attribute {name!r}")
     return getattr(import_module(f"anchor3r.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,10 +11,10 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
-from anchor3r.cli.map import make_map
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.cameras import estimated_camera
 from anchor3r.export.images import open_images
+from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import StatedCamera, open_source
 from anchor3r.store import Map, load_map
@@ -60,7 +60,7 @@ def test_a_stated_lens_is_taken_out_of_the_images_in_full_size(tmp_path: Path) -
     lens = StatedCamera(intrinsics=(700, 700, 500, 375), distortion=(-0.3, 0.1))
     with open_source(uri, camera=lens) as source:
         straight = source.read(1).image
-        make_map(source, GroundTruthPredictor(), tmp_path / "map")
+        map_source(source, tmp_path / "map", predictor=GroundTruthPredictor())
     with open_source(uri) as source:
         assert np.abs(source.read(1).image.astype(int) - straight).mean() > 10, "the lens bends"
     with load_map(tmp_path / "map") as made, open_images(made, 0, prefer_source=True) as images:

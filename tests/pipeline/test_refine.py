@@ -17,7 +17,8 @@ from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp, umeyama
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import LoopChoices, RefinementConfig, refine_map
+from anchor3r.pipeline.refine import LoopChoices, refine_map
+from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.predictors import Predictor, Status, WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
@@ -90,8 +91,8 @@ def never() -> Predictor:
 
 
 def ate(folder: Path, name: str) -> float:
-    with load_map(folder) as made:
-        estimate, truth = made.trajectory(name), made.true_trajectory()
+    with load_map(folder) as scene_map:
+        estimate, truth = scene_map.trajectory(name), scene_map.true_trajectory()
     assert truth is not None
     target = truth.center[np.searchsorted(truth.frames, estimate.frames)]
     moved = umeyama(estimate.center, target).apply(estimate.center)
@@ -106,12 +107,14 @@ def test_loops_are_closed_and_the_trajectory_is_better(folder: Path) -> None:
     assert summary["scale"] == "fixed"
     assert predictor.num_related == 2 * summary["loop_events"]
     assert ate(folder, "offline") < 0.5 * ate(folder, "online")
-    with load_map(folder) as made:
-        assert made.trajectory_names() == ["online", "offline"]
-        loops, graph = made.loops(), made.graph()
-        assert_array_equal(made.trajectory("offline").frames, made.trajectory().frames)
-        assert_allclose(made.trajectory("offline").center[0], made.trajectory().center[0], atol=1e-9)
-        assert made.meta["refinement"]["accepted"] == summary["accepted"]
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online", "offline"]
+        loops, graph = scene_map.loops(), scene_map.graph()
+        assert_array_equal(scene_map.trajectory("offline").frames, scene_map.trajectory().frames)
+        assert_allclose(
+            scene_map.trajectory("offline").center[0], scene_map.trajectory().center[0], atol=1e-9
+        )
+        assert scene_map.meta["refinement"]["accepted"] == summary["accepted"]
     loop_edges = graph.edges.kind == EdgeKind.LOOP
     assert loop_edges.sum() == 2 * (CONFIG.window - 1) * summary["accepted"]
     assert all(loop.query - loop.match >= 50 for loop in loops)
@@ -125,35 +128,35 @@ def test_loops_are_closed_and_the_trajectory_is_better(folder: Path) -> None:
 
 def test_a_second_run_measures_nothing_and_gives_the_same(folder: Path) -> None:
     refine_map(folder, predictor=Measured)
-    with load_map(folder) as made:
-        first = made.trajectory("offline")
+    with load_map(folder) as scene_map:
+        first = scene_map.trajectory("offline")
     summary = refine_map(folder, predictor=never)
     assert not summary["loops_searched"]
-    with load_map(folder) as made:
-        assert_allclose(made.trajectory("offline").center, first.center, atol=1e-9)
+    with load_map(folder) as scene_map:
+        assert_allclose(scene_map.trajectory("offline").center, first.center, atol=1e-9)
     anew = Measured()
     assert refine_map(folder, predictor=lambda: anew, choices=LoopChoices(redo=True))["loops_searched"]
     assert anew.num_related > 0
 
 
 def test_the_papers_way_closes_loops_too(folder: Path) -> None:
-    summary = refine_map(folder, RefinementConfig(method="paper"), predictor=Measured)
+    summary = refine_map(folder, RefineSettings(method="paper"), predictor=Measured)
     assert summary["accepted"] >= 0.9 * summary["loop_events"] > 0
     assert ate(folder, "offline") < 0.6 * ate(folder, "online")
 
 
 def test_without_loops_only_windows_count(folder: Path) -> None:
-    summary = refine_map(folder, RefinementConfig(loops=False), predictor=never)
+    summary = refine_map(folder, RefineSettings(loops=False), predictor=never)
     assert summary["loop_events"] == 0
     assert not (folder / "loops.csv").exists()
     alone = ate(folder, "offline")
     refine_map(folder, predictor=Measured)
     assert ate(folder, "offline") < 0.7 * alone
     # A map with loops can be solved without them, and keeps them.
-    refine_map(folder, RefinementConfig(loops=False), predictor=never)
+    refine_map(folder, RefineSettings(loops=False), predictor=never)
     assert ate(folder, "offline") == pytest.approx(alone, rel=1e-6)
-    with load_map(folder) as made:
-        assert any(loop.accepted for loop in made.loops())
+    with load_map(folder) as scene_map:
+        assert any(loop.accepted for loop in scene_map.loops())
 
 
 def lie(prediction: WindowPrediction, *, anchors: range) -> WindowPrediction:
@@ -177,8 +180,8 @@ def lie(prediction: WindowPrediction, *, anchors: range) -> WindowPrediction:
 def test_false_loops_are_rejected_with_a_reason_and_can_be_undone(folder: Path) -> None:
     false_queries = range(150, 160)
     summary = refine_map(folder, predictor=lambda: Measured(lambda p: lie(p, anchors=false_queries)))
-    with load_map(folder) as made:
-        loops = made.loops()
+    with load_map(folder) as scene_map:
+        loops = scene_map.loops()
     is_false = [loop.query in false_queries for loop in loops]
     assert sum(is_false) >= 2
     for loop, false in zip(loops, is_false, strict=True):
@@ -189,30 +192,30 @@ def test_false_loops_are_rejected_with_a_reason_and_can_be_undone(folder: Path) 
 
     forced = next(loop.event for loop in loops if loop.query in false_queries and "two" not in loop.reason)
     refine_map(folder, predictor=never, choices=LoopChoices(accept=(forced,)))
-    with load_map(folder) as made:
-        assert made.loops()[forced].accepted
-        assert made.loops()[forced].reason == "accepted by hand"
+    with load_map(folder) as scene_map:
+        assert scene_map.loops()[forced].accepted
+        assert scene_map.loops()[forced].reason == "accepted by hand"
     assert ate(folder, "offline") > good
     refine_map(folder, predictor=never)  # verdicts by hand stay
-    with load_map(folder) as made:
-        assert made.loops()[forced].accepted
+    with load_map(folder) as scene_map:
+        assert scene_map.loops()[forced].accepted
     refine_map(folder, predictor=never, choices=LoopChoices(reject=(forced,)))
-    with load_map(folder) as made:
-        assert not made.loops()[forced].accepted
-        assert made.loops()[forced].reason == "rejected by hand"
+    with load_map(folder) as scene_map:
+        assert not scene_map.loops()[forced].accepted
+        assert scene_map.loops()[forced].reason == "rejected by hand"
     assert ate(folder, "offline") == pytest.approx(good, rel=0.05)
 
 
 def test_rejecting_every_loop_is_solving_without_loops(folder: Path) -> None:
-    refine_map(folder, RefinementConfig(loops=False), predictor=never)
-    with load_map(folder) as made:
-        alone = made.trajectory("offline")
+    refine_map(folder, RefineSettings(loops=False), predictor=never)
+    with load_map(folder) as scene_map:
+        alone = scene_map.trajectory("offline")
     summary = refine_map(folder, predictor=Measured)
     everything = tuple(range(summary["loop_events"]))
     undone = refine_map(folder, predictor=never, choices=LoopChoices(reject=everything))
     assert undone["accepted"] == 0
-    with load_map(folder) as made:
-        assert_allclose(made.trajectory("offline").center, alone.center, atol=1e-6)
+    with load_map(folder) as scene_map:
+        assert_allclose(scene_map.trajectory("offline").center, alone.center, atol=1e-6)
 
 
 def scatter(prediction: WindowPrediction) -> WindowPrediction:
@@ -289,11 +292,11 @@ def test_a_drifting_unit_is_freed(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "silent", Drifting(tells=False))
     errors = {}
     for scale in ("fixed", "free"):
-        refine_map(folder, RefinementConfig(scale=scale), predictor=lambda: Drifting(tells=False))
+        refine_map(folder, RefineSettings(scale=scale), predictor=lambda: Drifting(tells=False))
         errors[scale] = ate(folder, "offline")
     assert errors["free"] < 0.5 * errors["fixed"]
-    with load_map(folder) as made:
-        log_scale = made.trajectory("offline").log_scale
+    with load_map(folder) as scene_map:
+        log_scale = scene_map.trajectory("offline").log_scale
     assert log_scale is not None
     assert log_scale[-1] == pytest.approx(np.log(1.2), abs=0.05)
 
@@ -301,7 +304,7 @@ def test_a_drifting_unit_is_freed(tmp_path: Path) -> None:
 def test_free_units_are_the_default_where_ratios_were_measured(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "telling", Drifting(tells=True))
     for loops in (False, True):
-        config = RefinementConfig(loops=loops)
+        config = RefineSettings(loops=loops)
         assert refine_map(folder, config, predictor=lambda: Drifting(tells=True))["scale"] == "free"
         assert ate(folder, "offline") < (0.3 if loops else 0.9) * ate(folder, "online")
 
@@ -317,9 +320,9 @@ def test_a_loop_joins_components(tmp_path: Path) -> None:
             return super().step(frame)
 
     folder = make_map(tmp_path / "m", Blind())
-    with load_map(folder) as made:
-        assert len(set(made.trajectory().component.tolist())) == 2
-    alone = refine_map(folder, RefinementConfig(loops=False), predictor=never)
+    with load_map(folder) as scene_map:
+        assert len(set(scene_map.trajectory().component.tolist())) == 2
+    alone = refine_map(folder, RefineSettings(loops=False), predictor=never)
     assert alone["components"] == 2
     joined = refine_map(folder, predictor=Measured)
     assert joined["components"] == 1
@@ -371,7 +374,7 @@ def test_what_cannot_be_refined_says_so(folder: Path, tmp_path: Path) -> None:
     with MapWriter.open(folder), pytest.raises(Anchor3RError, match="another process is writing"):
         refine_map(folder, predictor=Measured)
     with pytest.raises(Anchor3RError, match="no descriptors"):
-        refine_map(folder, RefinementConfig(descriptor="tokens"), predictor=Measured)
+        refine_map(folder, RefineSettings(descriptor="tokens"), predictor=Measured)
     with pytest.raises(Anchor3RError, match="no loops to judge"):
         refine_map(folder, predictor=never, choices=LoopChoices(reject=(0,)))
     refine_map(folder, predictor=Measured)

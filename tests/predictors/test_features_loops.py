@@ -9,7 +9,8 @@ from box_room import CAMERA, BoxRoom, pose_at
 
 from anchor3r.evaluation.metrics import Alignment, trajectory_errors
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import RefinementConfig, refine_map
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, load_map
@@ -33,7 +34,7 @@ def refined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
         mapper = Mapper(FeaturesPredictor(), writer)
         for frame in _frames():
             mapper.step(frame)
-    return folder, refine_map(folder, RefinementConfig(keyframe_interval=4), predictor=FeaturesPredictor)
+    return folder, refine_map(folder, RefineSettings(keyframe_interval=4), predictor=FeaturesPredictor)
 
 
 def test_loops_are_found_measured_and_believed(refined: tuple[Path, dict]) -> None:

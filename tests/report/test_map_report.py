@@ -19,7 +19,7 @@ from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.report.charts import histogram, line_chart
 from anchor3r.report.diagnosis import DiagnosisConfig, ranges, residuals_of, survey_of, warnings_of
-from anchor3r.store import Loop, Map, MapWriter, load_map
+from anchor3r.store import Loop, LoopState, Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
 VOID = {"meta", "img", "br"}
@@ -61,8 +61,8 @@ def looped(tmp_path: Path, street_folder: Path) -> Path:
     folder = tmp_path / "looped"
     shutil.copytree(street_folder, folder)
     with MapWriter.open(folder) as writer, load_map(folder) as made:
-        good = Loop(event=0, query=10, match=0, accepted=True, reason="fits", figures={"similarity": 0.5})
-        bad = Loop(event=1, query=9, match=1, accepted=False, reason="<script>", figures={})
+        good = Loop(event=0, query=10, match=0, state=LoopState.FITS, figures={"similarity": 0.5})
+        bad = Loop(event=1, query=9, match=1, state=LoopState.CONTRADICTED, figures={"<script>": 1.0})
         writer.write_loops([(good, []), (bad, [])])
         writer.write_refinement("offline", made.trajectory(), [], refinement={"accepted": 1})
     return folder
@@ -83,7 +83,8 @@ def test_the_page_is_whole_and_loads_nothing(
     for svg in re.findall(r"<svg.*?</svg>", text):
         ElementTree.fromstring(svg)
     for words in (
-        "NOT A RECONSTRUCTION", "Nothing looks wrong", "1 of 2", "accepted</span>: fits", "&lt;script&gt;",
+        "NOT A RECONSTRUCTION", "Nothing looks wrong", "1 of 2", "accepted</span>: no neighbour",
+        "&lt;script&gt;",
         "peak memory", "frames a second", "offline, window", "ground-truth", "similarity 0.5",
     ):  # fmt: skip
         assert words in text, words

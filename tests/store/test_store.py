@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from anchor3r.pipeline.mapper import Mapper
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.predictors import Status, WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
-from anchor3r.store import Counts, Loop, MapWriter, StoreConfig, load_map, rows
+from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, load_map, rows
 from anchor3r.store.database import DATABASE, FORMAT_VERSION
 from anchor3r.store.pointmaps import decode_points, encode_points
 from anchor3r.trajectory import FramePose, Trajectory
@@ -364,8 +365,8 @@ def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> 
         online = made.trajectory()
         num_windows = len(made.graph())
     refined = Trajectory(frames=online.frames, rotation=online.rotation, center=online.center + 1)
-    true_loop = Loop(event=0, query=11, match=1, accepted=True, reason="", figures={"inliers": 0.9})
-    false_loop = Loop(event=1, query=9, match=0, accepted=False, reason="disagrees", figures={})
+    true_loop = Loop(event=0, query=11, match=1, state=LoopState.SUPPORTED, figures={"inliers": 0.9})
+    false_loop = Loop(event=1, query=9, match=0, state=LoopState.CONTRADICTED, figures={})
     with MapWriter.open(folder) as store:
         store.write_trajectory("offline", refined)
         store.write_trajectory("offline", refined)
@@ -381,19 +382,37 @@ def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> 
         assert np.count_nonzero(made.graph().edges.kind == EdgeKind.LOOP) == 4
         with pytest.raises(Anchor3RError, match="no 'best' poses, only: online, offline"):
             made.trajectory("best")
+    changed = replace(false_loop, state=LoopState.ACCEPTED_BY_HAND, figures={"excess": 0.5})
     with MapWriter.open(folder) as store:
-        store.judge_loop(1, accepted=True, reason="by hand")
-        with pytest.raises(Anchor3RError, match="no loop event 5"):
-            store.judge_loop(5, accepted=True, reason="")
+        store.write_refinement("offline", refined, [changed])
     with load_map(folder) as made:
-        assert made.loops()[1].reason == "by hand"
+        assert made.loops() == [true_loop, changed]
         assert len(made.graph()) == num_windows + 5
+
+
+def test_loops_of_older_maps_hold_texts(tmp_path: Path) -> None:
+    folder = make_map(tmp_path / "m")
+    loop = Loop(event=0, query=11, match=1, state=LoopState.FITS, figures={})
+    with MapWriter.open(folder) as store:
+        store.write_loops([(loop, [some_edges(11, [0, 1], EdgeKind.LOOP)])])
+    with sqlite3.connect(folder / "map.sqlite") as database:
+        database.execute("UPDATE loops SET accepted = 0, reason = 'the map contradicts it'")
+    with load_map(folder) as made:
+        assert made.loops()[0].state is LoopState.CONTRADICTED
+        assert not made.loops()[0].accepted
+
+
+def test_every_state_of_a_loop_has_words_of_its_own() -> None:
+    texts = [state.text for state in LoopState]
+    assert len(set(texts)) == len(texts)
+    assert {s for s in LoopState if s.is_accepted} == {"supported", "fits", "accepted_by_hand"}
+    assert not any(state.is_accepted and state.is_left_out for state in LoopState)
 
 
 def test_a_refined_map_goes_on_growing(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "m", 12)
     with MapWriter.open(folder) as store:
-        loop = Loop(event=0, query=11, match=1, accepted=True, reason="", figures={})
+        loop = Loop(event=0, query=11, match=1, state=LoopState.FITS, figures={})
         store.write_loops([(loop, [some_edges(11, [1], EdgeKind.LOOP)])])
     with MapWriter.resume(folder) as store:
         fill(store, 20)

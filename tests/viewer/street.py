@@ -12,7 +12,7 @@ from anchor3r.geometry import SE3, Pinhole, so3_exp
 from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.interface import Status, WindowPrediction
 from anchor3r.sources import Frame
-from anchor3r.store import Loop, MapWriter
+from anchor3r.store import Loop, LoopState, MapWriter
 from anchor3r.trajectory import FramePose, Trajectory
 
 CAMERA = Pinhole.from_fov(70, 32, 24)
@@ -83,7 +83,13 @@ def write_street(folder: Path, num_frames: int, *, refined: bool = False) -> Non
     with MapWriter.open(folder) as store:
         store.write_trajectory("offline", poses)
         loops = [
-            Loop(event=k, query=num_frames - 1 - k, match=k, accepted=k == 0, reason="test", figures={})
+            Loop(
+                event=k,
+                query=num_frames - 1 - k,
+                match=k,
+                state=LoopState.FITS if k == 0 else LoopState.CONTRADICTED,
+                figures={},
+            )
             for k in range(2)
         ]
         store.write_loops([(loop, []) for loop in loops])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anchor3r.cli.map import NOT_A_RECONSTRUCTION, make_map
+from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
@@ -26,6 +26,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         seed: Of the world.
         frames: How many to map.
     """
+    from anchor3r.pipeline.mapping import MappingRun
     from anchor3r.pipeline.refine import refine_map
     from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
     from anchor3r.sources import open_source
@@ -33,9 +34,13 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
     if name == STAND_IN:
         print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
-    with open_source(f"world:{seed}?motion=grid&frames={frames}") as world:
-        summary = make_map(world, load_predictor(name), out / "map", overwrite=True)
-    summary["refinement"] = refine_map(out / "map", predictor=lambda: load_predictor(name))
+    with (
+        open_source(f"world:{seed}?motion=grid&frames={frames}") as world,
+        MappingRun(world, load_predictor(name), out / "map", overwrite=True) as run,
+    ):
+        stream(run)
+    summary = run.summary()
+    summary["refinement"] = refine_map(out / "map")
     summary["trajectories"] = evaluate(out, min_confidence=MEASURED if name == "tiny" else 0)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
@@ -58,12 +63,12 @@ def evaluate(out: Path, *, min_confidence: float) -> dict[str, dict[str, Any]]:
     from anchor3r.report.picture import View, write_picture
     from anchor3r.store import load_map
 
-    with load_map(out / "map") as made:
-        metrics, scored = score_poses(made, Alignment.SIM3, out, "demo")
+    with load_map(out / "map") as scene_map:
+        metrics, scored = score_poses(scene_map, Alignment.SIM3, out, "demo")
         best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
         voxel = VOXEL_M / float(scored[best].errors.true_from_estimated.scale)
-        clouds = map_clouds(made, poses=best, min_confidence=min_confidence)
+        clouds = map_clouds(scene_map, poses=best, min_confidence=min_confidence)
         write_ply(out / "cloud.ply", voxel_downsampled(clouds, voxel, scratch=out))
-        scene = scene_of(made, best, min_confidence=min_confidence)
+        scene = scene_of(scene_map, best, min_confidence=min_confidence)
         write_picture(out / "map.png", scene, view=View.BOTH, size=PICTURE_SIZE)
     return metrics

@@ -135,10 +135,10 @@ def _chosen_part(source: Map, poses: str, component: int | None, frames: str) ->
 
 def _keyframe_interval(source: Map) -> int:
     """That of the map's own search for loops, or of one that would be made now."""
-    from anchor3r.pipeline.refine import RefinementConfig
+    from anchor3r.pipeline.settings import RefineSettings
 
     search = source.meta.get("loop_search", {}).get("identity", {})
-    return search.get("keyframe_interval", RefinementConfig().keyframe_interval)
+    return search.get("keyframe_interval", RefineSettings.keyframe_interval)
 
 
 def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | None, covariance: bool) -> str:

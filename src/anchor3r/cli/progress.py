@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int, str], None]]:
-    """Yields `advance(done, label)`, where `done` counts from 0 to `total` (None: not known)."""
+    """Yields `advance(done, label)`, where `done` counts from 0 to `total` (None: not known).
+
+    While kernels are compiled, which the first run after an installation waits for, the bar says so.
+    """
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -22,6 +25,8 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
     )
     from rich.text import Text
 
+    from anchor3r.kernels import CompileWatch
+
     class RateColumn(ProgressColumn):
         """Units a second over the last seconds."""
 
@@ -33,4 +38,15 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Callable[[int
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=total)
-        yield lambda done, label: bar.update(task, completed=done, description=label)
+        current = label
+
+        def advance(done: int, label: str) -> None:
+            nonlocal current
+            current = label
+            bar.update(task, completed=done, description=label)
+
+        def compiling(started: bool) -> None:
+            bar.update(task, description="compiling (once)" if started else current)
+
+        with CompileWatch(compiling):
+            yield advance

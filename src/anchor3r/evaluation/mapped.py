@@ -6,12 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anchor3r.pipeline.mapper import Mapper, MapperConfig, identity_of
+from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.refine import refine_map
-from anchor3r.pose_graph.online import OnlineConfig
+from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.loading import load_predictor, weights_file
 from anchor3r.sources import Source
-from anchor3r.store import MapWriter, StoreConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +41,11 @@ class MapAndRefine:
 
     def __call__(self, source: Source, folder: Path) -> None:
         predictor = load_predictor(self.predictor, window=self.window, seed=self.seed)
-        mapper_config = MapperConfig(online=OnlineConfig(seed=self.seed))
+        settings = MapSettings(keep_images=self.offline, seed=self.seed)
         # A map of fewer or more frames than are to be scored is another one.
-        identity = identity_of(source, predictor, mapper_config) | {"stop": source.wanted.stop}
-        with MapWriter.resume(folder, identity, config=StoreConfig(keep_images=self.offline)) as store:
-            for _ in Mapper(predictor, store, mapper_config).run(source):
+        identity = {"stop": source.wanted.stop}
+        with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
+            for _ in run:
                 pass
         if self.offline:
             refine_map(folder, predictor=lambda: predictor, read_frame=source.read)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import estimate_pose
 from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
 from anchor3r.sources.frame import Frame
-from anchor3r.store import Loop, Map
+from anchor3r.store import Loop, LoopState, Map
 from anchor3r.trajectory import Trajectory
 
 FrameReader = Callable[[int], Frame]
@@ -33,15 +32,6 @@ _ALIKE = 16
 """Cells of a point map that count as one measurement."""
 _LEAST_UNIT_SIGMA = 0.01
 """, and no unit is known better."""
-
-
-class LoopReason(StrEnum):
-    """What is said of a loop event that the graph has not judged."""
-
-    PENDING = "not judged yet"
-    UNRELATED = "the predictor found no relation"
-    SCATTERED = "its own edges disagree"
-    ONE_WAY = "its two directions disagree"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,24 +87,24 @@ class Reinsertion:
         """One event: the edges of its directions, and the verdict as far as it goes without the graph."""
         figures = {"similarity": similarity}
         views = []
-        reason = LoopReason.PENDING
+        state = LoopState.PENDING
         for anchor, place in ((query, match), (match, query)):
             view = self._look(anchor, place)
             if view is None:
-                reason = LoopReason.UNRELATED
+                state = LoopState.UNRELATED
                 break
             views.append(view)
             name = "forward" if anchor == query else "backward"
             figures |= {f"{name}_spread_deg": view.angle_deg, f"{name}_spread": view.distance}
             if not self._agrees(view.angle_deg, view.distance, view.length):
-                reason = LoopReason.SCATTERED
+                state = LoopState.INCONSISTENT
                 break  # the other direction is not worth a window
-        if reason is LoopReason.PENDING:
+        if state is LoopState.PENDING:
             angle_deg, distance = self._disagreement(query, match, *views)
             figures |= {"directions_deg": angle_deg, "directions_distance": distance}
             if not self._agrees(angle_deg, distance, max(view.length for view in views)):
-                reason = LoopReason.ONE_WAY
-        loop = Loop(event=event, query=query, match=match, accepted=False, reason=reason, figures=figures)
+                state = LoopState.ASYMMETRIC
+        loop = Loop(event=event, query=query, match=match, state=state, figures=figures)
         return loop, [view.edges for view in views]
 
     def _agrees(self, angle_deg: float, distance: float, length: float) -> bool:

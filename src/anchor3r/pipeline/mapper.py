@@ -1,7 +1,7 @@
 """The streaming loop: frames in, poses, geometry and edges out, with memory that does not grow.
 
 For every frame the predictor measures its window; members whose pose is known vote for the frame's own pose
-(`graph.online`); everything goes to the store. Nothing but the poses of recently used frames is remembered.
+(`pose_graph.online`); everything goes to the store. Only the poses of recently used frames are remembered.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from anchor3r.geometry import SE3
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
 from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import Source
 from anchor3r.store import MapWriter
@@ -44,13 +45,13 @@ class Update:
     """What one frame added to the map."""
 
     prediction: WindowPrediction
-    """The measurement itself, in its own unit."""
+    """The measurement itself, in its own scale."""
     pose: FramePose | None
     """The frame's own pose; None while initialising or lost."""
     late_poses: tuple[FramePose, ...]
     """Poses of earlier frames that had none until this window."""
     edges: Edges
-    """The window as edges of the motion graph, in the window's own unit; its group is the frame's index."""
+    """The window as edges of the motion graph, in the window's own scale; its group is the frame's index."""
 
     @property
     def frame(self) -> int:
@@ -81,17 +82,16 @@ class Update:
         return self.pose.to_world(self.prediction.points_in_anchor)
 
 
-def identity_of(source: Source, predictor: Predictor, config: MapperConfig) -> dict[str, Any]:
-    """What a map is made from, as JSON: it is gone on with only if all of this is the same.
+@dataclass
+class _State:
+    """What the mapper remembers from frame to frame."""
 
-    Where the source is cut off does not belong to it: more frames may come.
-    """
-    identity = {
-        "source": source.uri, "start": source.wanted.start, "stride": source.wanted.step,
-        "predictor": predictor.name, "window": predictor.window, "settings": predictor.settings,
-        "mapper": asdict(config),
-    }  # fmt: skip
-    return identity if source.camera is None else identity | {"camera": asdict(source.camera)}
+    poses: OrderedDict[int, FramePose] = field(default_factory=OrderedDict)
+    """Poses of frames by index, the least recently used ones first."""
+    last: FramePose | None = None
+    """The latest pose of an anchor."""
+    num_components: int = 0
+    """Components begun so far."""
 
 
 class Mapper:
@@ -103,9 +103,7 @@ class Mapper:
         self.predictor, self.store, self.config = predictor, store, config or MapperConfig()
         # Twice the window: looking up one member must never push out another.
         self._capacity = max(self.config.remembered_poses, 2 * predictor.window)
-        self._poses: OrderedDict[int, FramePose] = OrderedDict()
-        self._last: FramePose | None = None
-        self._num_components = 0
+        self._state = _State()
 
     def step(self, frame: Frame) -> Update:
         """Takes the next frame of the stream."""
@@ -127,39 +125,15 @@ class Mapper:
         if self.store is not None and update is not None and update.frame == self.store.last_frame:
             self.store.save_snapshot(self.snapshot())
 
-    def snapshot(self) -> dict[str, NDArray]:
+    def snapshot(self) -> Arrays:
         """The whole streaming state as arrays, so that `restore` goes on bit for bit from here."""
-        poses = [*self._poses.values(), *([self._last] if self._last else [])]
-        rows = [
-            [p.frame, p.component, p.log_scale, p.log_scale_sigma, *p.rotation.flat, *p.center] for p in poses
-        ]
-        own: dict[str, NDArray] = {
-            "poses": np.array(rows, np.float64).reshape(-1, 16),
-            "counts": np.array([self._num_components, self._last is not None]),
-        }
-        state = {f"mapper/{name}": value for name, value in own.items()}
-        return state | {f"predictor/{name}": value for name, value in self.predictor.snapshot().items()}
+        state = prefixed("mapper", to_arrays(self._state))
+        return state | prefixed("predictor", self.predictor.snapshot())
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `snapshot` gave."""
-        poses = [
-            FramePose(
-                frame=int(row[0]),
-                component=int(row[1]),
-                log_scale=float(row[2]),
-                log_scale_sigma=float(row[3]),
-                rotation=row[4:13].reshape(3, 3),
-                center=row[13:],
-            )
-            for row in state["mapper/poses"]
-        ]
-        self._num_components, has_last = state["mapper/counts"].tolist()
-        self._last = poses.pop() if has_last else None
-        self._poses = OrderedDict((pose.frame, pose) for pose in poses)
-        prefix = "predictor/"
-        self.predictor.restore(
-            {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        )
+        self._state = from_arrays(_State, part(state, "mapper"))
+        self.predictor.restore(part(state, "predictor"))
 
     def _resume(self, source: Source) -> int:
         """Puts back the last state in the store and returns the first frame to take.
@@ -169,8 +143,8 @@ class Mapper:
         if self.store is None or self.store.last_frame < 0:
             return 0
         if source.live:
-            self._last = self.store.last_pose()
-            self._num_components = 0 if self._last is None else self._last.component + 1
+            self._state.last = self.store.last_pose()
+            self._state.num_components = 0 if self._state.last is None else self._state.last.component + 1
             return self.store.last_frame + 1
         if source.seekable:
             self.store.insist_on_same(source.read(self.store.last_frame))
@@ -192,7 +166,7 @@ class Mapper:
         else:
             pose, late = self._begin_component(prediction)
         self._remember(pose)
-        self._last = pose
+        self._state.last = pose
         late += self._composed_poses(prediction, pose)
         edges = _edges(prediction, known, pose)
         return Update(prediction=prediction, pose=pose, late_poses=tuple(late), edges=edges)
@@ -210,33 +184,33 @@ class Mapper:
         return {k: pose for k, pose in found.items() if pose.component == component}
 
     def _lookup(self, frame: int, *, before: int) -> FramePose | None:
-        if frame in self._poses:
-            self._poses.move_to_end(frame)
-            return self._poses[frame]
+        if frame in self._state.poses:
+            self._state.poses.move_to_end(frame)
+            return self._state.poses[frame]
         pose = None if self.store is None else self.store.pose(frame, before=before)
         if pose is not None:
             self._remember(pose)
         return pose
 
     def _remember(self, pose: FramePose) -> None:
-        self._poses[pose.frame] = pose
-        if len(self._poses) > self._capacity:
-            self._poses.popitem(last=False)
+        self._state.poses[pose.frame] = pose
+        if len(self._state.poses) > self._capacity:
+            self._state.poses.popitem(last=False)
 
     def _begin_component(self, prediction: WindowPrediction) -> tuple[FramePose, list[FramePose]]:
         """A new world, which starts at the last known pose: no measurement relates it to the one before.
 
         The earliest frame of the window is its gauge. Returns the anchor's pose and that of another gauge.
         """
-        origin = self._last
+        origin = self._state.last
         gauge = FramePose(
             frame=min([prediction.anchor, *prediction.members.tolist()]),
             rotation=np.eye(3) if origin is None else origin.rotation,
             center=np.zeros(3) if origin is None else origin.center,
             covariance=np.zeros((6, 6)),
-            component=self._num_components,
+            component=self._state.num_components,
         )
-        self._num_components += 1
+        self._state.num_components += 1
         if gauge.frame == prediction.anchor:
             return gauge, []
         self._remember(gauge)
@@ -244,7 +218,7 @@ class Mapper:
         return self._voted_pose(prediction, {at: gauge}), [gauge]
 
     def _voted_pose(self, prediction: WindowPrediction, known: Mapping[int, FramePose]) -> FramePose:
-        """The median of the votes of members (Algorithm 1), in the unit of the map."""
+        """The median of the votes of members (Algorithm 1), in the scale of the map."""
         which, members = list(known), list(known.values())
         log_scale, log_scale_sigma = self._log_scale(prediction, _newest(known))
         estimate = estimate_pose(
@@ -266,8 +240,8 @@ class Mapper:
         )
 
     def _log_scale(self, prediction: WindowPrediction, newest: FramePose) -> tuple[float, float]:
-        """Log of the window's unit over the map's, and its spread, along the chain of measured ratios."""
-        previous = self._last
+        """Log of the window's scale over the map's, and its spread, along the chain of measured ratios."""
+        previous = self._state.last
         if previous is None or previous.component != newest.component:
             return newest.log_scale, newest.log_scale_sigma  # the ratio is to a window of another world
         if prediction.log_scale_sigma is None:
@@ -277,13 +251,13 @@ class Mapper:
 
     def _composed_poses(self, prediction: WindowPrediction, anchor: FramePose) -> list[FramePose]:
         """T_i = T_{i←t} T_t for members that have no pose yet."""
-        unit = math.exp(anchor.log_scale)
+        scale = math.exp(anchor.log_scale)
         late = []
         for k, member in enumerate(prediction.members.tolist()):
-            if member in self._poses:
+            if member in self._state.poses:
                 continue
             rotation = prediction.member_from_anchor_rotation[k] @ anchor.rotation
-            step = unit * prediction.member_from_anchor_translation[k]
+            step = scale * prediction.member_from_anchor_translation[k]
             center = anchor.center - rotation.T @ step
             late.append(replace(anchor, frame=member, rotation=rotation, center=center, covariance=None))
             self._remember(late[-1])

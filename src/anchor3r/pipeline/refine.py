@@ -9,52 +9,39 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
-from anchor3r.loops.reinsertion import FrameReader, LoopReason, Reinsertion, ReinsertionConfig
+from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
+from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.predictors.interface import Predictor
-from anchor3r.store import OFFLINE, Loop, Map, MapWriter, load_map
+from anchor3r.predictors.loading import load_predictor
+from anchor3r.sources import Source
+from anchor3r.store import OFFLINE, Loop, LoopState, Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
 LOOPS_CSV = "loops.csv"
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
-ACCEPTED_BY_HAND, REJECTED_BY_HAND = "accepted by hand", "rejected by hand"
-_UNSOUND = (LoopReason.UNRELATED, LoopReason.SCATTERED, LoopReason.ONE_WAY)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefinementConfig:
-    """How a finished map is refined."""
+class RefineConfig:
+    """Thresholds of a refinement, beyond what a user chooses in `RefineSettings`."""
 
-    loops: bool = True
-    """Whether loops are closed; without them only windows are averaged."""
-    method: Literal["joint", "paper"] = "joint"
-    """All poses in one robust problem, or rotations first and positions second as in the paper."""
-    scale: Literal["fixed", "free"] | None = None
-    """One unit for all windows, or one each; None is free where the predictor measured ratios of units."""
-    keyframe_interval: int = 5
-    """Frames between keyframes."""
-    descriptor: str | None = None
-    """tokens, gradients or netvlad:PATH; None is tokens where the map has them, else gradients."""
     retrieval: RetrievalConfig = RetrievalConfig()
     """What counts as another visit of a place."""
     reinsertion: ReinsertionConfig = ReinsertionConfig()
-    """When an event agrees with itself."""
-
-    def __post_init__(self) -> None:
-        if self.keyframe_interval < 1:
-            raise ValueError(f"keyframe_interval must be at least 1: {self}")
+    """When the measurements of one loop event agree with each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,37 +64,73 @@ class LoopChoices:
 
 def refine_map(
     folder: Path | str,
-    config: RefinementConfig | None = None,
+    settings: RefineSettings | None = None,
     *,
-    predictor: Callable[[], Predictor],
+    config: RefineConfig | None = None,
+    predictor: Callable[[], Predictor] | None = None,
     read_frame: FrameReader | None = None,
     choices: LoopChoices | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
     """Refines a map in place and returns a summary (JSON).
 
-    predictor: loads what measures loops, called only if there is something to measure.
-    read_frame: where images come from; the map's own copies if not given.
+    predictor: loads what measures loops, called only if there is something to measure; by default it loads
+    what the settings name, or what the map was made with.
+    read_frame: where images come from; by default the map's own copies, or its source if it keeps none.
     """
-    config, choices = config or RefinementConfig(), choices or LoopChoices()
+    settings, choices = settings or RefineSettings(), choices or LoopChoices()
     clock = _Clock()
-    with MapWriter.open(folder) as writer, load_map(folder) as source:
-        if not len(source.trajectory()):
-            raise Anchor3RError(f"{source.lack_of_poses()} There is nothing to refine.")
+    with ExitStack() as stack:
+        source = None if read_frame else stack.enter_context(_source_if_no_images(Path(folder)))
+        writer = stack.enter_context(MapWriter.open(folder))
+        scene_map = stack.enter_context(load_map(folder))
+        read_frame = read_frame or (scene_map.frame if source is None else source.read)
+        if not len(scene_map.trajectory()):
+            raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
         searched = False
-        if config.loops:
-            search = _LoopSearch(source, writer, config, read_frame or source.frame, progress, clock)
-            searched = search.ensure(predictor, choices)
+        if settings.loops:
+            search = _LoopSearch(
+                scene_map, writer, settings, config or RefineConfig(), read_frame, progress, clock
+            )
+            searched = search.ensure(predictor or _loader(scene_map, settings), choices)
         with clock.stage("averaging"):
-            loops = _with_choices(source, choices) if config.loops else []
-            solution = _solve(source, loops, config)
+            loops = _with_choices(scene_map, choices) if settings.loops else []
+            solution = _solution(scene_map, loops, settings)
         with clock.stage("writing"):
-            online = source.trajectory()
-            summary = _summary(source, online, solution, config) | {"loops_searched": searched}
+            online = scene_map.trajectory()
+            summary = _summary(scene_map, online, solution, settings) | {"loops_searched": searched}
             writer.write_refinement(OFFLINE, solution.trajectory, solution.loops, refinement=summary)
-            if config.loops:
+            if settings.loops:
                 write_loops_csv(writer.folder / LOOPS_CSV, solution.loops)
     return summary | {"seconds": clock.seconds}
+
+
+@contextmanager
+def _source_if_no_images(folder: Path) -> Iterator[Source | None]:
+    """The source of a map that keeps no images, if it is still there; None where the map's copies do."""
+    with ExitStack() as stack:
+        # Closed before anybody writes: who leaves last tidies up the database, which a reader cannot.
+        with load_map(folder) as scene_map:
+            source = None if scene_map.keeps_images() else stack.enter_context(scene_map.original_source())
+        yield source
+
+
+def _loader(scene_map: Map, settings: RefineSettings) -> Callable[[], Predictor]:
+    """Loads the predictor that the settings name, or the one that the map was made with."""
+
+    def load() -> Predictor:
+        if settings.predictor is not None:
+            return load_predictor(settings.predictor)
+        loaded_as = scene_map.meta.get("loaded_as")
+        if loaded_as is None:
+            made_with = scene_map.meta.get("identity", {}).get("predictor")
+            raise Anchor3RError(
+                f"{scene_map.folder} does not say how to load what it was made with ({made_with}); "
+                "name one: RefineSettings(predictor=…), on the command line --predictor"
+            )
+        return load_predictor(**loaded_as)
+
+    return load
 
 
 class _Clock:
@@ -128,18 +151,21 @@ class _LoopSearch:
 
     def __init__(
         self,
-        source: Map,
+        scene_map: Map,
         writer: MapWriter,
-        config: RefinementConfig,
+        settings: RefineSettings,
+        config: RefineConfig,
         read_frame: FrameReader,
         progress: Progress,
         clock: _Clock,
     ) -> None:
-        self._map, self._writer, self._config = source, writer, config
+        self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
+        self._retrieval = replace(config.retrieval, top_k=settings.top_k)
+        self._reinsertion = config.reinsertion
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
-        self._online = source.trajectory()
-        has_tokens = len(source.descriptors()[0]) > 0
-        self._descriptor = config.descriptor or (TOKENS if has_tokens else GRADIENTS)
+        self._online = scene_map.trajectory()
+        has_tokens = len(scene_map.descriptors()[0]) > 0
+        self._descriptor = settings.descriptor or (TOKENS if has_tokens else GRADIENTS)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices) -> bool:
         """Measures loops unless those in the map are of this very search; True if it did."""
@@ -160,28 +186,26 @@ class _LoopSearch:
         return True
 
     def _identity(self) -> dict[str, Any]:
-        config = self._config
         return {
             "last_frame": self._writer.last_frame,
             "descriptor": self._descriptor,
-            "keyframe_interval": config.keyframe_interval,
-            "retrieval": asdict(config.retrieval),
-            "reinsertion": asdict(config.reinsertion),
+            "keyframe_interval": self._interval,
+            "retrieval": asdict(self._retrieval),
+            "reinsertion": asdict(self._reinsertion),
         }
 
     def _measure(self, load: Callable[[], Predictor]) -> None:
         """Measures every match that has no event in the store yet, as after an interruption."""
         with self._clock.stage("loading"):
             predictor = load()
-        retrieval = self._config.retrieval
         # A frame of the match's window must not be one of the query's.
-        retrieval = replace(retrieval, min_gap=max(retrieval.min_gap, 2 * predictor.window))
+        min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):
-            matches = retrieve(self._keyframes(), retrieval)
+            matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
         done = {loop.event for loop in self._map.loops()}
-        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._config.reinsertion)
+        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
         frames = self._online.frames
-        with self._clock.stage("network"):
+        with self._clock.stage("loops"):
             for event in range(len(matches)):
                 self._progress("loops", event, len(matches))
                 if event in done:
@@ -194,14 +218,14 @@ class _LoopSearch:
     def _keyframes(self) -> Keyframes:
         """Every so many frames that have a pose; named by their rows, as indices may have gaps or strides."""
         online, descriptor = self._online, load_descriptor(self._descriptor)
-        rows = np.arange(0, len(online), self._config.keyframe_interval)
+        rows = np.arange(0, len(online), self._interval)
         if descriptor is None:
             described, values = self._map.descriptors()
-            rows = np.flatnonzero(np.isin(online.frames, described))[:: self._config.keyframe_interval]
+            rows = np.flatnonzero(np.isin(online.frames, described))[:: self._interval]
             if not len(rows):
                 raise Anchor3RError(
                     f"{self._map.folder} holds no descriptors: its predictor makes none; "
-                    f"use --descriptor {GRADIENTS}"
+                    f"choose the descriptor {GRADIENTS}"
                 )
             values = values[np.searchsorted(described, online.frames[rows])]
         else:
@@ -219,69 +243,56 @@ class _LoopSearch:
         )
 
 
-def _with_choices(source: Map, choices: LoopChoices) -> list[Loop]:
+def _with_choices(scene_map: Map, choices: LoopChoices) -> list[Loop]:
     """The events with what the user says of them; earlier verdicts by hand stay until there are new ones."""
-    loops, folder = source.loops(), source.folder
+    loops, folder = scene_map.loops(), scene_map.folder
     known = {loop.event for loop in loops}
     if unknown := sorted({*choices.accept, *choices.reject} - known):
         raise Anchor3RError(
             f"{folder} has no loop event {', '.join(map(str, unknown))}; {folder / LOOPS_CSV} lists "
             f"those there are ({len(known)})"
         )
-    if empty := sorted(set(choices.accept) - set(source.loop_groups().values())):
+    if empty := sorted(set(choices.accept) - set(scene_map.loop_groups().values())):
         raise Anchor3RError(f"loop events {empty} of {folder} cannot be accepted: nothing was measured there")
-    by_hand = dict.fromkeys(choices.accept, True) | dict.fromkeys(choices.reject, False)
-    return [
-        loop
-        if loop.event not in by_hand
-        else replace(
-            loop,
-            accepted=by_hand[loop.event],
-            reason=ACCEPTED_BY_HAND if by_hand[loop.event] else REJECTED_BY_HAND,
-        )
-        for loop in loops
-    ]
+    by_hand = dict.fromkeys(choices.accept, LoopState.ACCEPTED_BY_HAND)
+    by_hand |= dict.fromkeys(choices.reject, LoopState.REJECTED_BY_HAND)
+    return [replace(loop, state=by_hand.get(loop.event, loop.state)) for loop in loops]
 
 
-def _solve(source: Map, loops: list[Loop], config: RefinementConfig) -> Solution:
-    graph, online = source.graph(rejected_loops=True), source.trajectory()
-    left_out = {loop.event for loop in loops if loop.reason in (*_UNSOUND, REJECTED_BY_HAND)}
+def _solution(scene_map: Map, loops: list[Loop], settings: RefineSettings) -> Solution:
+    graph, online = scene_map.graph(rejected_loops=True), scene_map.trajectory()
     return solve(
         graph,
         online,
         loops,
-        event_of_group=source.loop_groups(),
-        left_out=left_out,
-        vouched={loop.event for loop in loops if loop.reason == ACCEPTED_BY_HAND},
-        method=config.method,
-        scale=config.scale,
+        event_of_group=scene_map.loop_groups(),
+        left_out={loop.event for loop in loops if loop.state.is_left_out},
+        vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
+        method=settings.method,
+        scale=settings.scale,
     )
 
 
-def _summary(source: Map, online: Trajectory, solution: Solution, config: RefinementConfig) -> dict[str, Any]:
+def _summary(
+    scene_map: Map, online: Trajectory, solution: Solution, settings: RefineSettings
+) -> dict[str, Any]:
     refined = solution.trajectory
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
     return {
-        "map": str(source.folder),
+        "map": str(scene_map.folder),
         "poses": OFFLINE,
-        "ground_truth_predictor": bool(source.meta.get("ground_truth_predictor")),
+        "ground_truth_predictor": bool(scene_map.meta.get("ground_truth_predictor")),
         "frames": len(refined),
         "components": len(np.unique(refined.component)),
-        "method": config.method,
+        "method": settings.method,
         "scale": solution.scale,
         "loop_events": len(solution.loops),
         "accepted": sum(loop.accepted for loop in solution.loops),
-        "reasons": dict(Counter(str(loop.reason) for loop in solution.loops)),
+        "reasons": dict(Counter(loop.reason for loop in solution.loops)),
         "moved_median": float(np.median(moved)),
         "moved_max": float(moved.max()),
-        "path_length": _path_length(online),
+        "path_length": online.path_length(),
         "unit_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
         "solver": solution.report.as_dict(),
     }
-
-
-def _path_length(trajectory: Trajectory) -> float:
-    assert trajectory.component is not None
-    step = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1)
-    return float(step[np.diff(trajectory.component) == 0].sum())

@@ -22,7 +22,7 @@ from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.report import Report
 from anchor3r.pose_graph.topology import topology_of
 from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Reason, judge_events
-from anchor3r.store import Loop
+from anchor3r.store import Loop, LoopState
 from anchor3r.trajectory import Trajectory
 
 Int = NDArray[np.int64]
@@ -32,6 +32,13 @@ _FIGURES = (
     "rotation_error_deg", "translation_error", "excess",
 )  # fmt: skip
 """Of a verdict, what goes into the map."""
+_STATES = {
+    Reason.SUPPORTED: LoopState.SUPPORTED,
+    Reason.FITS: LoopState.FITS,
+    Reason.SCATTERED: LoopState.SCATTERED,
+    Reason.CONTRADICTED: LoopState.CONTRADICTED,
+}
+"""What the graph's verdicts mean for a loop; one that the user vouches for stays accepted by hand."""
 _TOLD = 5.0
 """Change of unit expected from frame to frame, over the spread with which the predictor measures it."""
 _LEAST_WALK = 0.1
@@ -123,10 +130,10 @@ def _collect(verdicts: EventVerdicts | None, event_of: Int, found: dict[int, Eve
 def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     """The event with its verdict; one that was left out, or accepted by hand, keeps its reason."""
     if verdict is None:
-        return replace(loop, accepted=False)
-    reason = loop.reason if verdict.reason is Reason.VOUCHED else verdict.reason.value
+        return loop
     figures = {name: float(getattr(verdict, name)) for name in _FIGURES}
-    return replace(loop, accepted=verdict.accepted, reason=reason, figures={**loop.figures, **figures})
+    state = _STATES.get(verdict.reason, loop.state)
+    return replace(loop, state=state, figures={**loop.figures, **figures})
 
 
 def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:

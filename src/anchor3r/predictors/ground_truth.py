@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.predictors.interface import WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 MAX_GRID_SIDE = 256
@@ -46,8 +46,10 @@ class GroundTruthConfig:
             )
 
 
-class GroundTruthPredictor:
+class GroundTruthPredictor(Predictor):
     """Relative poses and depth as the source knows them, plus noise."""
+
+    uses_ground_truth = True
 
     def __init__(self, config: GroundTruthConfig | None = None) -> None:
         self.config = config or GroundTruthConfig()

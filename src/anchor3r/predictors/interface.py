@@ -60,7 +60,19 @@ class WindowPrediction:
 
 
 class Predictor(Protocol):
-    """Anything that measures windows. Streaming state is one object with named transitions."""
+    """Anything that measures windows. Streaming state is one object with named transitions.
+
+    A class that inherits from this one has to define what has no default here.
+    """
+
+    loaded_as: dict[str, Any] | None = None
+    """Arguments of `load_predictor` that load this predictor again; None if it was built by hand."""
+    uses_ground_truth: bool = False
+    """Whether measurements come from ground truth, so that a map of them reconstructs nothing."""
+
+    def estimated_camera(self) -> dict[str, Any] | None:
+        """What a predictor that calibrates has found out about the camera (JSON); None for all others."""
+        return None
 
     @property
     def name(self) -> str:

@@ -26,14 +26,19 @@ def load_predictor(
     geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
     window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
     """
-    name = AUTO if name == "auto" else name
+    predictor = _built(AUTO if name == "auto" else name, window, seed, every)
+    predictor.loaded_as = {"name": _absolute(name), "window": window, "seed": seed, "every": every}
+    return predictor
+
+
+def _built(name: str, window: int | None, seed: int, every: int) -> Predictor:
     kind, _, argument = name.partition(":")
     if kind == "ground-truth":
         return _ground_truth(argument, window, seed)
     if kind == "vggt" and argument:
         return _vggt(Path(argument), window, every)
     if every != 1:
-        raise Anchor3RError(f"--every {every} is for vggt:PATH; {name!r} takes every frame as anchor")
+        raise Anchor3RError(f"every = {every} is for vggt:PATH; {name!r} takes every frame as anchor")
     if name == "features":
         return _features(window)
     if name == "tiny":
@@ -41,6 +46,12 @@ def load_predictor(
     if Path(name).is_file():
         return _network(Path(name), window)
     raise Anchor3RError(f"there is no predictor {name!r}, nor a file of that name; there are: {_KNOWN}")
+
+
+def _absolute(name: str) -> str:
+    """The name of a predictor, valid in any folder."""
+    kind, colon, path = name.rpartition(":")
+    return f"{kind}{colon}{Path(path).resolve()}" if Path(path).is_file() else name
 
 
 def weights_file(name: str) -> Path | None:

@@ -23,7 +23,7 @@ from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.vggt import VGGT, load_vggt
 from anchor3r.predictors.images import fit_to_patches
-from anchor3r.predictors.interface import Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 
@@ -102,7 +102,7 @@ def log_scale_ratio(
     return float(ratio), max(float(sigma), 1e-3)
 
 
-class VGGTPredictor:
+class VGGTPredictor(Predictor):
     """Measures windows of a stream with VGGT."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from anchor3r.store.pointmaps import PointMap
 from anchor3r.store.reader import Counts, FrameTable, Map, Runtime, load_map
-from anchor3r.store.rows import OFFLINE, ONLINE, Loop, best_poses
+from anchor3r.store.rows import OFFLINE, ONLINE, Loop, LoopState, best_poses
 from anchor3r.store.writer import MapWriter, StoreConfig
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Counts",
     "FrameTable",
     "Loop",
+    "LoopState",
     "Map",
     "MapWriter",
     "PointMap",

@@ -32,7 +32,7 @@ EDGE = np.dtype(
         ("log_scale_sigma", "<f8"),
     ]
 )
-"""One edge of a group, as `graph.Edges` has them in columns."""
+"""One edge of a group, as `pose_graph.Edges` has them in columns."""
 
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
@@ -56,6 +56,7 @@ CREATE TABLE edge_groups (
     edges BLOB NOT NULL, information BLOB, event INTEGER REFERENCES loops);
 CREATE UNIQUE INDEX windows ON edge_groups (anchor) WHERE kind = 0;
 CREATE INDEX group_events ON edge_groups (event) WHERE event IS NOT NULL;
+-- reason: a LoopState
 CREATE TABLE loops (
     event INTEGER PRIMARY KEY, query INTEGER NOT NULL, match INTEGER NOT NULL,
     accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +17,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.interface import Status
-from anchor3r.sources.frame import Frame
+from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
@@ -182,7 +183,7 @@ class Map:
 
     def loops(self) -> list[Loop]:
         """Loop events with their verdicts."""
-        found = self._all("SELECT event, query, match, accepted, reason, figures FROM loops ORDER BY event")
+        found = self._all("SELECT event, query, match, reason, figures FROM loops ORDER BY event")
         return [rows.loop_from_row(row) for row in found]
 
     def loop_groups(self) -> dict[int, int]:
@@ -215,6 +216,24 @@ class Map:
             intrinsics=None if camera is None else camera.resized(image.shape[1], image.shape[0]),
             camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
         )
+
+    @contextmanager
+    def original_source(self) -> Iterator[Source | None]:
+        """The source of the map, opened as it was to be mapped; None if it is gone or was live."""
+        meta = self.meta
+        identity, count = meta.get("identity", {}), meta.get("num_frames")
+        start, stride, stated = identity.get("start", 0), identity.get("stride", 1), identity.get("camera")
+        try:
+            source = open_source(
+                identity.get("source", ""),
+                stop=None if count is None else start + count * stride,  # a world may depend on it
+                camera=None if stated is None else StatedCamera.from_json(stated),
+            )
+        except Anchor3RError:
+            yield None
+            return
+        with source:
+            yield source if source.seekable else None
 
     def intrinsics(self, index: int) -> Pinhole | None:
         """The camera of a frame's image as it came from the source; None if nobody knew it."""

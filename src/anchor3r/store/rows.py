@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,85 @@ def best_poses(names: Iterable[str]) -> str:
     return OFFLINE if OFFLINE in names else ONLINE
 
 
+class LoopState(StrEnum):
+    """What became of a loop event.
+
+    An event is measured first; if its measurements agree with each other, the pose graph judges it, anew in
+    every refinement; the user has the last word.
+    """
+
+    UNRELATED = "unrelated"
+    INCONSISTENT = "inconsistent"
+    ASYMMETRIC = "asymmetric"
+    PENDING = "pending"
+    SUPPORTED = "supported"
+    FITS = "fits"
+    SCATTERED = "scattered"
+    CONTRADICTED = "contradicted"
+    ACCEPTED_BY_HAND = "accepted_by_hand"
+    REJECTED_BY_HAND = "rejected_by_hand"
+
+    @property
+    def text(self) -> str:
+        """The state in words, for tables and reports."""
+        return _LOOP_TEXTS[self]
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the event's edges take part in the map."""
+        return self in (LoopState.SUPPORTED, LoopState.FITS, LoopState.ACCEPTED_BY_HAND)
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the event is not put to the pose graph: what was measured is of no use, or unwanted."""
+        return self in (
+            LoopState.UNRELATED,
+            LoopState.INCONSISTENT,
+            LoopState.ASYMMETRIC,
+            LoopState.REJECTED_BY_HAND,
+        )
+
+
+_LOOP_TEXTS = {
+    LoopState.UNRELATED: "the predictor found no relation",
+    LoopState.INCONSISTENT: "its own edges disagree",
+    LoopState.ASYMMETRIC: "its two directions disagree",
+    LoopState.PENDING: "not judged yet",
+    LoopState.SUPPORTED: "neighbouring events and the map agree",
+    LoopState.FITS: "no neighbour, but the map agrees",
+    LoopState.SCATTERED: "its own edges disagree about the map",
+    LoopState.CONTRADICTED: "the map contradicts it",
+    LoopState.ACCEPTED_BY_HAND: "accepted by hand",
+    LoopState.REJECTED_BY_HAND: "rejected by hand",
+}
+_STATE_OF_TEXT = {text: state for state, text in _LOOP_TEXTS.items()}
+"""By which maps of format 1 are read: they hold texts instead of states."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Loop:
     """One event of place recognition and what became of it."""
 
     event: int
+    """Number of the event in its map."""
     query: int
     """The later frame."""
     match: int
     """The earlier frame."""
-    accepted: bool
-    reason: str
+    state: LoopState
+    """How far the event has come, and whether it is believed."""
     figures: Mapping[str, float]
     """What the verdict rests on."""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the event's edges take part in the map."""
+        return self.state.is_accepted
+
+    @property
+    def reason(self) -> str:
+        """Why, in words."""
+        return self.state.text
 
 
 @dataclass(frozen=True)
@@ -231,21 +298,21 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
 
 
 def loop_row(loop: Loop) -> Row:
-    return Row(
-        "loops", {**vars(loop), "accepted": int(loop.accepted), "figures": json.dumps(dict(loop.figures))}
-    )
+    return Row("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
+
+
+def verdict(loop: Loop) -> dict[str, Any]:
+    """The columns of a loop event that a refinement changes."""
+    return {
+        "accepted": int(loop.accepted), "reason": loop.state.value, "figures": json.dumps(dict(loop.figures))
+    }  # fmt: skip
 
 
 def loop_from_row(row: Sequence[Any]) -> Loop:
-    event, query, match, accepted, reason, figures = row
-    return Loop(
-        event=event,
-        query=query,
-        match=match,
-        accepted=bool(accepted),
-        reason=reason,
-        figures=json.loads(figures),
-    )
+    """From the values of the columns event, query, match, reason and figures."""
+    event, query, match, reason, figures = row
+    state = _STATE_OF_TEXT.get(reason) or LoopState(reason)
+    return Loop(event=event, query=query, match=match, state=state, figures=json.loads(figures))
 
 
 def snapshot(frame: int, state: Mapping[str, NDArray]) -> Iterator[Row]:

@@ -263,8 +263,9 @@ class MapWriter:
             self._replace_poses(name, trajectory)
             for loop in verdicts:
                 self._database.execute(
-                    "UPDATE loops SET accepted = ?, reason = ?, figures = ? WHERE event = ?",
-                    (loop.accepted, loop.reason, json.dumps(dict(loop.figures)), loop.event),
+                    "UPDATE loops SET accepted = :accepted, reason = :reason, figures = :figures "
+                    "WHERE event = :event",
+                    rows.verdict(loop) | {"event": loop.event},
                 )
             self._replace_meta(meta)
 
@@ -280,15 +281,6 @@ class MapWriter:
         """Keeps one more loop event with its groups of edges."""
         with self._transaction():
             self._insert_loop(loop, groups)
-
-    def judge_loop(self, event: int, *, accepted: bool, reason: str) -> None:
-        """Changes the verdict on a loop event."""
-        with self._transaction():
-            changed = self._database.execute(
-                "UPDATE loops SET accepted = ?, reason = ? WHERE event = ?", (accepted, reason, event)
-            ).rowcount
-        if not changed:
-            raise Anchor3RError(f"{self.folder} has no loop event {event}; see its loops for those there are")
 
     def _replace_meta(self, values: Mapping[str, object]) -> None:
         self._database.executemany(

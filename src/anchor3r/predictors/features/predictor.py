@@ -26,7 +26,7 @@ from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.interface import Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
 from anchor3r.sources.frame import Frame
 
 _FOCAL_BIAS = 0.02
@@ -35,7 +35,7 @@ _START_KEYFRAMES = 4
 """Of the frames that waited for a start, so many stay in the local map."""
 
 
-class FeaturesPredictor:
+class FeaturesPredictor(Predictor):
     """Measures windows of a video from one camera, whose calibration it refines on the way."""
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:

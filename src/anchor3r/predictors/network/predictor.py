@@ -22,7 +22,7 @@ from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
 from anchor3r.predictors.images import patch_aligned_size
-from anchor3r.predictors.interface import WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction
 from anchor3r.predictors.network.continuity import compare_units, with_memory
 from anchor3r.predictors.network.photometric_alignment import grey
 from anchor3r.predictors.network.reading import Reading
@@ -68,7 +68,7 @@ class NetworkPredictorConfig:
     """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
 
 
-class NetworkPredictor:
+class NetworkPredictor(Predictor):
     """Streams frames through a network with a bounded cache."""
 
     def __init__(

@@ -1,0 +1,170 @@
+"""From a source to a map on disk: what `anchor3r map`, `anchor3r.map_source`, evaluation and the demo call.
+
+A map says by itself what it was made from and how its predictor is loaded again, so that it can be resumed
+and refined by anybody who has the folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
+from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pose_graph.online import OnlineConfig
+from anchor3r.predictors.interface import Predictor
+from anchor3r.predictors.loading import load_predictor
+from anchor3r.sources import Source, StatedCamera, open_source
+from anchor3r.store import MapWriter, StoreConfig, load_map
+
+
+def map_source(
+    source: Source | str | Path,
+    out: Path | str,
+    settings: MapSettings | None = None,
+    *,
+    predictor: Predictor | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    stride: int = 1,
+    camera: StatedCamera | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_update: Callable[[Update], None] = lambda update: None,
+) -> dict[str, Any]:
+    """Maps a source into the folder `out` and returns a summary (JSON).
+
+    source: an opened source, or what `open_source` takes; of a name, start, stop, stride and camera say which
+    of its frames, and what is known of the camera.
+    predictor: one that is loaded already, in place of the one that the settings name.
+    resume: go on with the map in that folder, if there is one; overwrite: replace it.
+    on_update: told of every frame as it is mapped, also of those that a resumed run replays.
+    """
+    settings = settings or MapSettings()
+    if predictor is None:
+        predictor = load_predictor(
+            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
+        )
+    opened: AbstractContextManager[Source] = (
+        nullcontext(source)
+        if isinstance(source, Source)
+        else open_source(str(source), start=start, stop=stop, stride=stride, camera=camera)
+    )
+    with (
+        opened as frames,
+        MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
+    ):
+        for update in run:
+            on_update(update)
+    return run.summary()
+
+
+class MappingRun:
+    """One stream on its way into a map: iterate over it and get an update a frame. A context manager.
+
+    Whatever ends it early, the frames so far are in the map, and `resume` goes on with them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        predictor: Predictor,
+        out: Path | str,
+        settings: MapSettings | None = None,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`identity` is what the map depends on beside its source, predictor and settings."""
+        if resume and overwrite:
+            raise Anchor3RError("to resume keeps a map and to overwrite replaces it; choose one of them")
+        settings = settings or MapSettings()
+        self.source, self._predictor, self._resumes = source, predictor, resume
+        if predictor.uses_ground_truth:
+            _insist_on_ground_truth(source)
+        config = MapperConfig(online=OnlineConfig(seed=settings.seed))
+        made_from = identity_of(source, predictor, config) | dict(identity or {})
+        store_config = StoreConfig(keep_images=settings.keep_images)
+        self.store = (
+            MapWriter.resume(out, made_from, config=store_config)
+            if resume
+            else MapWriter.create(out, made_from, config=store_config, overwrite=overwrite)
+        )
+        """Where the map is written."""
+        self.last_stored = self.store.last_frame
+        """The last frame that was in the map before this run; -1 if there was none."""
+        self.num_updates = 0
+        """Frames mapped in this run, replayed ones included."""
+        self.store.write_meta(
+            ground_truth_predictor=predictor.uses_ground_truth,
+            num_frames=source.num_frames,
+            versions={name: metadata.version(name) for name in ("anchor3r", "numpy", "torch")},
+            loaded_as=predictor.loaded_as,
+        )
+        self._mapper = Mapper(predictor, self.store, config)
+        self._started = self._ended = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.store.__exit__(kind, error, trace)
+
+    def __iter__(self) -> Iterator[Update]:
+        self._started = time.monotonic()
+        for update in self._mapper.run(self.source):
+            self.num_updates += 1
+            self._ended = time.monotonic()
+            yield update
+        self._ended = time.monotonic()
+
+    def summary(self) -> dict[str, Any]:
+        """What is in the map now, and how this run went (JSON)."""
+        seconds = self._ended - self._started
+        with load_map(self.store.folder) as scene_map:
+            counts, meta = scene_map.counts(), scene_map.meta
+        return {
+            "map": str(self.store.folder),
+            "source": meta["identity"]["source"],
+            "predictor": meta["identity"]["predictor"],
+            "ground_truth_predictor": meta["ground_truth_predictor"],
+            **asdict(counts),
+            "camera": self._predictor.estimated_camera(),
+            "skipped": self.source.skipped,
+            "seconds": round(seconds, 3),
+            "frames_per_second": round(self.num_updates / seconds, 2) if seconds else 0.0,
+            "resumed_after": self.last_stored if self._resumes and self.last_stored >= 0 else None,
+            "replay_is_exact": self.store.replay_is_exact,
+        }
+
+
+def identity_of(source: Source, predictor: Predictor, config: MapperConfig) -> dict[str, Any]:
+    """What a map is made from, as JSON: it is gone on with only if all of this is the same.
+
+    Where the source is cut off does not belong to it: more frames may come.
+    """
+    identity = {
+        "source": source.uri, "start": source.wanted.start, "stride": source.wanted.step,
+        "predictor": predictor.name, "window": predictor.window, "settings": predictor.settings,
+        "mapper": asdict(config),
+    }  # fmt: skip
+    return identity if source.camera is None else identity | {"camera": asdict(source.camera)}
+
+
+def _insist_on_ground_truth(source: Source) -> None:
+    """What comes out of the ground truth must not pass for a reconstruction of anything else."""
+    if not source.seekable or source.read(source.wanted.start).camera_from_world is None:
+        raise Anchor3RError(
+            f"{source.uri} has no ground truth, which the ground-truth predictor would take its poses from; "
+            "choose another predictor, or a source such as world:7"
+        )

@@ -1,0 +1,56 @@
+"""What a user can choose about mapping and refining: one default each, for Python and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.loops.retrieval import RetrievalConfig
+
+Method = Literal["joint", "paper"]
+ScaleModel = Literal["fixed", "free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapSettings:
+    """How a source becomes a map."""
+
+    predictor: str = "auto"
+    """What measures windows: auto, tiny, features, a checkpoint, vggt:PATH or
+    ground-truth[:DEGREES,FRACTION]."""
+    window: int | None = None
+    """Frames in a window; the predictor's own number if not given."""
+    every: int = 1
+    """With vggt:PATH, one frame out of so many is an anchor; its window places those before it."""
+    keep_images: bool = True
+    """Keep a small JPEG of every frame, for loop closure and viewing."""
+    seed: int = 0
+    """Seed of every random choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefineSettings:
+    """How a finished map is refined."""
+
+    loops: bool = True
+    """Look for places that were seen before and close the loops."""
+    method: Method = "joint"
+    """joint solves rotations, positions and scales together; paper averages rotations first."""
+    scale: ScaleModel | None = None
+    """One scale for the whole map, or one for each window; free if not given and the predictor measured how
+    its scale changes."""
+    keyframe_interval: int = 5
+    """Compare one frame out of so many with earlier places."""
+    top_k: int = RetrievalConfig.top_k
+    """Earlier places to try for a keyframe."""
+    descriptor: str | None = None
+    """How places are recognised: tokens (from the predictor, as it mapped), gradients (from the kept images)
+    or netvlad:PATH (public Pittsburgh weights). Tokens if the map has them."""
+    predictor: str | None = None
+    """What measures loops; the predictor that the map was made with if not given."""
+
+    def __post_init__(self) -> None:
+        for name in ("keyframe_interval", "top_k"):
+            if getattr(self, name) < 1:
+                raise Anchor3RError(f"{name} must be at least 1, not {getattr(self, name)}")
