@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +18,13 @@ from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import estimate_pose
 from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.robust import Estimate, median_log_ratio
 from anchor3r.sources.frame import Frame
 from anchor3r.store import Loop, LoopState, Map
 from anchor3r.trajectory import Trajectory
 
 FrameReader = Callable[[int], Frame]
 """Gives a frame of the map by its index."""
-_KEPT_UNIT = math.log(1.5)
-"""A unit that is off by no more may have drifted there, and loops are to tell."""
-_SIGMA_PER_MAD, _MEDIAN_OVER_MEAN = 1.4826, 1.2533  # of Gaussians
-_ALIKE = 16
-"""Cells of a point map that count as one measurement."""
-_LEAST_UNIT_SIGMA = 0.01
-""", and no unit is known better."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,119 +35,128 @@ class ReinsertionConfig:
     """Between edges of one direction (in the median), and between the two directions."""
     max_distance: float = 0.4
     """The same for positions, as a part of the distance between the frames and of their windows' length."""
+    max_scale_drift: float = 1.5
+    """A window without common depths keeps its scale if its distances are off by at most this factor: so
+    much may have drifted, and the loop is to tell."""
+    cells_alike: float = 16.0
+    """Neighbouring cells of a point map that err together and count as one measurement of scale."""
+    min_scale_sigma: float = 0.01
+    """Spread of a reinserted window's log scale at least, however many depths agree."""
 
     def __post_init__(self) -> None:
         if not (self.max_angle_deg > 0 and self.max_distance > 0):
             raise ValueError(f"max_angle_deg and max_distance must be positive: {self}")
-
-
-class _Unit(NamedTuple):
-    """Of a reinserted window, in that of its anchor's window in the map."""
-
-    value: float
-    sigma: float
-    """standard deviation of its logarithm; NaN if it was not measured"""
+        if not (self.max_scale_drift >= 1 and self.cells_alike >= 1 and self.min_scale_sigma > 0):
+            raise ValueError(f"max_scale_drift and cells_alike are at least 1, min_scale_sigma > 0: {self}")
 
 
 @dataclass(frozen=True)
-class _View:
-    """What one direction of an event says."""
+class _Direction:
+    """What one direction of an event says: the window of one frame with the other as its anchor."""
 
     edges: Edges
     anchor_from_world: SE3
-    """where the edges put their anchor, in the world of the members' odometry"""
+    """Where the edges put their anchor, in the world of the members' odometry."""
     angle_deg: float
-    """median disagreement of the edges about it"""
+    """Median disagreement of the edges about the anchor's rotation."""
     distance: float
-    """the same of its position"""
+    """Median disagreement of the edges about the anchor's position."""
     length: float
-    """median distance between the anchor and the members"""
+    """Median distance between the anchor and the members, and among the members."""
 
 
 class Reinsertion:
     """Measures loop events of one map."""
 
     def __init__(
-        self, source: Map, predictor: Predictor, read_frame: FrameReader, config: ReinsertionConfig
+        self, scene_map: Map, predictor: Predictor, read_frame: FrameReader, config: ReinsertionConfig
     ) -> None:
-        self._map, self._predictor, self._read_frame, self._config = source, predictor, read_frame, config
-        self._online = source.trajectory()
+        self._map, self._predictor, self._read_frame, self._config = scene_map, predictor, read_frame, config
+        self._online = scene_map.trajectory()
         # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
-        # Only these are related to each other by several windows, so that a loop can tell their unit.
-        self._known = self._online.select(np.isin(self._online.frames, source.graph().edges.frame_i))
+        # Only these are related to each other by several windows, so that a loop can tell their scale.
+        self._known = self._online.select(np.isin(self._online.frames, scene_map.graph().edges.frame_i))
 
     def measure(self, event: int, query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
         """One event: the edges of its directions, and the verdict as far as it goes without the graph."""
         figures = {"similarity": similarity}
-        views = []
+        directions: list[_Direction] = []
         state = LoopState.PENDING
         for anchor, place in ((query, match), (match, query)):
-            view = self._look(anchor, place)
-            if view is None:
+            direction = self._look(anchor, place)
+            if direction is None:
                 state = LoopState.UNRELATED
                 break
-            views.append(view)
+            directions.append(direction)
             name = "forward" if anchor == query else "backward"
-            figures |= {f"{name}_spread_deg": view.angle_deg, f"{name}_spread": view.distance}
-            if not self._agrees(view.angle_deg, view.distance, view.length):
+            figures |= {f"{name}_spread_deg": direction.angle_deg, f"{name}_spread": direction.distance}
+            if not self._agrees(direction.angle_deg, direction.distance, direction.length):
                 state = LoopState.INCONSISTENT
                 break  # the other direction is not worth a window
         if state is LoopState.PENDING:
-            angle_deg, distance = self._disagreement(query, match, *views)
+            angle_deg, distance = self._disagreement(query, match, *directions)
             figures |= {"directions_deg": angle_deg, "directions_distance": distance}
-            if not self._agrees(angle_deg, distance, max(view.length for view in views)):
+            if not self._agrees(angle_deg, distance, max(direction.length for direction in directions)):
                 state = LoopState.ASYMMETRIC
         loop = Loop(event=event, query=query, match=match, state=state, figures=figures)
-        return loop, [view.edges for view in views]
+        return loop, [direction.edges for direction in directions]
 
     def _agrees(self, angle_deg: float, distance: float, length: float) -> bool:
         config = self._config
         return angle_deg <= config.max_angle_deg and distance <= config.max_distance * length
 
-    def _look(self, anchor: int, place: int) -> _View | None:
+    def _look(self, anchor: int, place: int) -> _Direction | None:
         """The window of `place` with `anchor` as its transient anchor."""
         members = neighbourhood(self._known, place, self._predictor.window - 1)
         frames = [self._read_frame(int(frame)) for frame in members]
         prediction = self._predictor.relate(frames, self._read_frame(anchor))
-        edges = loop_edges(prediction, self._unit_of(prediction))
+        edges = loop_edges(prediction, self._log_scale_of(prediction))
         if prediction.status is not Status.OK or not len(edges):
             return None
         known = self._online.select(np.searchsorted(self._online.frames, edges.frame_i))
-        in_map_unit = self._unit_at(anchor) * edges.translation
-        found = estimate_pose(known.rotation, known.center, edges.rotation, in_map_unit, frame=anchor)
+        in_map_scale = self._scale_at(anchor) * edges.translation
+        found = estimate_pose(known.rotation, known.center, edges.rotation, in_map_scale, frame=anchor)
         # The length of the window itself counts too: the anchor may stand exactly at the place.
         spread = np.linalg.norm(known.center - np.median(known.center, axis=0), axis=1)
         length = np.linalg.norm(found.center - known.center, axis=1)
-        return _View(
+        return _Direction(
             edges,
-            SE3(found.rotation, -found.rotation @ found.center),
+            SE3.from_center(found.rotation, found.center),
             float(np.degrees(found.residual_rad)),
             float(np.sqrt(np.trace(found.covariance[3:, 3:]) / 3)),
             float(np.median(length) + np.median(spread)),
         )
 
-    def _unit_of(self, prediction: WindowPrediction) -> _Unit:
-        """The new window's unit over that of the anchor's window in the map.
+    def _log_scale_of(self, prediction: WindowPrediction) -> Estimate:
+        """Log of the new window's scale over that of the anchor's window in the map.
 
-        Depths that both gave the anchor tell it. Without them a predictor is trusted to keep its unit, unless
-        its distances between members are far from odometry's: then it has none of its own.
+        Depths that both gave the anchor tell it. Without them a predictor is trusted to keep its scale,
+        unless its distances between members are far from odometry's: then it has none of its own.
         """
+        config = self._config
         stored, again = self._map.points(prediction.anchor), prediction.points_in_anchor
         if stored is not None and again is not None and stored.points_in_camera.shape == again.shape:
             sure = _surer_half(stored.confidence) & _surer_half(prediction.points_confidence)
-            return _median_ratio(stored.points_in_camera[..., 2][sure], again[..., 2][sure])
+            return self._ratio(stored.points_in_camera[..., 2][sure], again[..., 2][sure])
         members = self._online.select(np.searchsorted(self._online.frames, prediction.members))
-        unit = _median_ratio(
-            _distances(members.center) / self._unit_at(prediction.anchor), _distances(_centers(prediction))
+        found = self._ratio(
+            _distances(members.center) / self._scale_at(prediction.anchor), _distances(_centers(prediction))
         )
-        return unit if abs(math.log(unit.value)) > _KEPT_UNIT else _Unit(1.0, math.nan)
+        return found if abs(found.value) > math.log(config.max_scale_drift) else Estimate(0.0, math.nan)
 
-    def _unit_at(self, frame: int) -> float:
-        """Of a frame's window, in the map's."""
+    def _ratio(self, stored: NDArray[np.floating], again: NDArray[np.floating]) -> Estimate:
+        found = median_log_ratio(stored, again, alike=self._config.cells_alike)
+        least = self._config.min_scale_sigma
+        return found if math.isnan(found.sigma) else found._replace(sigma=max(found.sigma, least))
+
+    def _scale_at(self, frame: int) -> float:
+        """Scale of a frame's window, in that of the map."""
         log_scale = self._online.log_scale
         return 1.0 if log_scale is None else math.exp(log_scale[np.searchsorted(self._online.frames, frame)])
 
-    def _disagreement(self, query: int, match: int, forward: _View, backward: _View) -> tuple[float, float]:
+    def _disagreement(
+        self, query: int, match: int, forward: _Direction, backward: _Direction
+    ) -> tuple[float, float]:
         """Angle in degrees and distance between what both directions say of query_from_match."""
         rows = np.searchsorted(self._online.frames, [query, match])
         query_pose, match_pose = (self._online.camera_from_world[int(row)] for row in rows)
@@ -162,20 +164,6 @@ class Reinsertion:
         other = query_pose @ backward.anchor_from_world.inverse()
         angle_rad = float(rotation_angle(one.rotation @ other.rotation.T))
         return math.degrees(angle_rad), float(np.linalg.norm(one.center() - other.center()))
-
-
-def _median_ratio(a: NDArray[np.floating], b: NDArray[np.floating]) -> _Unit:
-    """Median of a / b where that is a positive number; 1 if it is nowhere."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        log_ratio = np.log(np.asarray(a, np.float64) / b)
-    log_ratio = log_ratio[np.isfinite(log_ratio)]
-    if not log_ratio.size:
-        return _Unit(1.0, math.nan)
-    middle = float(np.median(log_ratio))
-    spread = _SIGMA_PER_MAD * float(np.median(np.abs(log_ratio - middle)))
-    # Neighbouring depths err together: one in so many counts.
-    sigma = _MEDIAN_OVER_MEAN * spread / math.sqrt(max(1.0, log_ratio.size / _ALIKE))
-    return _Unit(math.exp(middle), max(sigma, _LEAST_UNIT_SIGMA))
 
 
 def _surer_half(confidence: NDArray[np.floating] | None) -> NDArray[np.bool_]:
@@ -209,28 +197,29 @@ def neighbourhood(online: Trajectory, frame: int, count: int) -> NDArray[np.int6
     return frames[first : first + count]
 
 
-def loop_edges(prediction: WindowPrediction, unit: _Unit) -> Edges:
-    """A reinserted window as edges, with translations in units of the anchor's window in the map.
+def loop_edges(prediction: WindowPrediction, log_scale: Estimate) -> Edges:
+    """A reinserted window as edges, with translations in the scale of the anchor's window in the map.
 
-    How well that unit is known goes with them.
+    How well that scale is known goes with them.
     """
+    scale = math.exp(log_scale.value)
     rotation, translation = prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation
     n = len(prediction.members)
     good = np.flatnonzero(np.isfinite(rotation).all((1, 2)) & np.isfinite(translation).all(1))
     information: NDArray[np.float64] = np.broadcast_to(np.nan, (n, 6, 6))
     if prediction.covariance is not None:
-        in_unit = np.diag(np.repeat([1.0, unit.value], 3))
-        information = np.linalg.inv(in_unit @ prediction.covariance @ in_unit).astype(np.float64)
+        stretch = np.diag(np.repeat([1.0, scale], 3))
+        information = np.linalg.inv(stretch @ prediction.covariance @ stretch).astype(np.float64)
     edges = Edges(
         frame_i=prediction.members,
         frame_t=np.full(n, prediction.anchor),
         rotation=rotation,
-        translation=unit.value * translation,
+        translation=scale * translation,
         weight=prediction.confidence,
         kind=np.full(n, EdgeKind.LOOP, np.int8),
         group=np.zeros(n, np.int64),
         log_scale_ratio=np.full(n, np.nan),
-        log_scale_sigma=np.full(n, unit.sigma),
+        log_scale_sigma=np.full(n, log_scale.sigma),
         information=information,
     )
     return edges.select(good)

@@ -34,15 +34,17 @@ class RetrievalConfig:
     min_gap: int = 50
     """Frames between two visits at least."""
     away_frames: int = 30
-    """The camera has left a place once it is farther off than it usually gets in so many frames,"""
+    """The camera has left a place once it is farther off than it usually gets in so many frames."""
     away_deg: float = 60.0
-    """or looks another way by this angle."""
+    """The camera has also left a place once it looks another way by this angle."""
     apart: int = 10
     """Places named for one keyframe are at least so many frames apart."""
     run: int = 2
     """Keyframes before and after that must look alike too."""
     dimensions: int = 128
     """Principal components of descriptors that are kept; fewer on short maps."""
+    noise_share: float = 0.05
+    """Components that vary by less than this part of the strongest one are taken for noise and damped."""
 
     def __post_init__(self) -> None:
         counts = (self.top_k, self.min_gap, self.away_frames, self.apart, self.dimensions)
@@ -77,7 +79,7 @@ class Keyframes:
 
 
 @dataclass(frozen=True)
-class Matches:
+class PlaceMatches:
     """Pairs of keyframes that look alike, by query and then by similarity."""
 
     query: Int
@@ -91,10 +93,10 @@ class Matches:
         return len(self.query)
 
 
-def retrieve(keyframes: Keyframes, config: RetrievalConfig = _DEFAULT) -> Matches:
+def retrieve(keyframes: Keyframes, config: RetrievalConfig = _DEFAULT) -> PlaceMatches:
     """For every keyframe up to `top_k` earlier ones of places that were left in between."""
     frames = keyframes.frames
-    descriptor = whitened(keyframes.descriptor, config.dimensions)
+    descriptor = whitened(keyframes.descriptor, config.dimensions, config.noise_share)
     found: list[tuple[Int, Int, Float]] = []
     for rows, candidate in _candidates(keyframes, config):
         score = np.where(candidate, _similarity(descriptor, rows, config.run), -np.inf)
@@ -105,14 +107,16 @@ def retrieve(keyframes: Keyframes, config: RetrievalConfig = _DEFAULT) -> Matche
             found.append((rows[good], best[good], value[good]))
             score[np.abs(frames - frames[best][:, None]) < config.apart] = -np.inf
     if not found:
-        return Matches(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        return PlaceMatches(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
     query, match, similarity = (np.concatenate(column) for column in zip(*found, strict=True))
     order = np.lexsort((-similarity, query))
-    return Matches(frames[query[order]], frames[match[order]], similarity[order])
+    return PlaceMatches(frames[query[order]], frames[match[order]], similarity[order])
 
 
-def whitened(descriptors: NDArray[np.float32], dimensions: int) -> Float:
-    """(n, d) -> (n, p) unit vectors whose coordinates have equal variance over the map.
+def whitened(
+    descriptors: NDArray[np.float32], dimensions: int, noise_share: float = RetrievalConfig.noise_share
+) -> Float:
+    """(n, d) -> (n, p) vectors of length 1 whose coordinates have equal variance over the map.
 
     p is at most n / 4: with more, n descriptors would all become equally unlike.
     """
@@ -123,7 +127,7 @@ def whitened(descriptors: NDArray[np.float32], dimensions: int) -> Float:
     left, singular, _ = np.linalg.svd(values, full_matrices=False)
     left, singular = left[:, :p], singular[:p]
     # Directions that hardly vary are noise: they are not blown up to the others' size.
-    kept = left * (singular / (singular + 0.05 * singular[:1] + 1e-12))
+    kept = left * (singular / (singular + noise_share * singular[:1] + 1e-12))
     return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
 
 
@@ -198,7 +202,7 @@ class Recall:
 
 
 def recall_of(
-    matches: Matches,
+    matches: PlaceMatches,
     truth: Keyframes,
     config: RetrievalConfig = _DEFAULT,
     *,

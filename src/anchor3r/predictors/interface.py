@@ -96,8 +96,8 @@ class Predictor(Protocol):
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         """Measures a window of chosen frames (loop reinsertion), leaving the streaming state alone."""
 
-    def snapshot(self) -> dict[str, NDArray]:
+    def snapshot(self) -> dict[str, NDArray[Any]]:
         """The streaming state as arrays, so that `restore` goes on bit for bit from here."""
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `snapshot` gave."""

@@ -162,7 +162,7 @@ def _difference(stored: Any, recomputed: Any, dtype: np.dtype | None) -> float:
     return max(_array_difference(a[name], b[name]) for name in dtype.names)
 
 
-def _array_difference(a: NDArray, b: NDArray) -> float:
+def _array_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
     """Largest relative difference (absolute below 1); ∞ where integers, or NaN and a number, differ."""
     same = (a == b) | ((a != a) & (b != b))
     if same.all():
@@ -315,7 +315,7 @@ def loop_from_row(row: Sequence[Any]) -> Loop:
     return Loop(event=event, query=query, match=match, state=state, figures=json.loads(figures))
 
 
-def snapshot(frame: int, state: Mapping[str, NDArray]) -> Iterator[Row]:
+def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
     """Arrays by name, in parts small enough for a BLOB and for memory."""
     for name, value in state.items():
         array = np.ascontiguousarray(value)
@@ -328,7 +328,7 @@ def snapshot(frame: int, state: Mapping[str, NDArray]) -> Iterator[Row]:
             })  # fmt: skip
 
 
-def state_from_snapshot(parts: Iterable[tuple[str, str, str, bytes]]) -> dict[str, NDArray]:
+def state_from_snapshot(parts: Iterable[tuple[str, str, str, bytes]]) -> dict[str, NDArray[Any]]:
     """From rows (name, dtype, shape, data) in the order of their parts."""
     data: dict[str, bytearray] = {}
     kinds: dict[str, tuple[str, list[int]]] = {}

@@ -208,7 +208,7 @@ class MapWriter:
             and time.monotonic() >= self._snapshot_not_before
         )
 
-    def save_snapshot(self, state: Mapping[str, NDArray]) -> None:
+    def save_snapshot(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Keeps the mapper's state right after the last recorded frame, instead of any earlier one."""
         started = time.monotonic()
         with explained(self.folder):
@@ -220,7 +220,7 @@ class MapWriter:
         cost_s = time.monotonic() - started
         self._snapshot_not_before = time.monotonic() + cost_s / self.config.snapshot_share
 
-    def load_snapshot(self) -> tuple[int, dict[str, NDArray]] | None:
+    def load_snapshot(self) -> tuple[int, dict[str, NDArray[Any]]] | None:
         """The frame and the state of `save_snapshot`; None if there is none."""
         with explained(self.folder):
             found = self._database.execute(
