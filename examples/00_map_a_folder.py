@@ -1,4 +1,4 @@
-"""Map a folder of images (or any other source) and print where the camera was.
+"""Map a folder of images (or any other source), close its loops and print where the camera was.
 
 python examples/00_map_a_folder.py IMAGES MAP [PREDICTOR]
 """
@@ -9,15 +9,13 @@ import anchor3r
 
 
 def main(images: str, folder: str, predictor: str = "auto") -> None:
-    source = anchor3r.open_source(images)
-    with anchor3r.MapWriter.create(folder) as store:
-        mapper = anchor3r.Mapper(anchor3r.load_predictor(predictor), store)
-        for update in mapper.run(source):
-            if update.pose is not None:
-                print(update.frame, update.pose.center.round(3))
-
-    with anchor3r.load_map(folder) as made:
-        print(f"{len(made.trajectory())} of {made.num_frames} frames have a pose, {len(made.graph())} edges")
+    anchor3r.map_source(images, folder, anchor3r.MapSettings(predictor=predictor))
+    anchor3r.refine_map(folder)
+    with anchor3r.load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+        print(f"{len(trajectory)} of {scene_map.num_frames} frames have a pose")
+        for frame, center in zip(trajectory.frames, trajectory.center, strict=True):
+            print(frame, center.round(3))
 
 
 if __name__ == "__main__":
