@@ -14,6 +14,7 @@ TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetenso
 AUTO = "features"
 AUTO_REASON = "it measured better than the tiny network on worlds and on real video (docs/models/tiny.md)"
 """What "auto" is and why; to be measured anew whenever either of the two changes."""
+_WITHOUT_PATH = ("tiny", "features", "ground-truth")
 _KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:DEGREES,FRACTION]"
 
 
@@ -27,6 +28,12 @@ def load_predictor(
     window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
     """
     name = AUTO if name == "auto" else name
+    predictor = _built(name, window, seed, every)
+    predictor.loaded_as = {"name": _absolute(name), "window": window, "seed": seed, "every": every}
+    return predictor
+
+
+def _built(name: str, window: int | None, seed: int, every: int) -> Predictor:
     kind, _, argument = name.partition(":")
     if kind == "ground-truth":
         return _ground_truth(argument, window, seed)
@@ -41,6 +48,14 @@ def load_predictor(
     if Path(name).is_file():
         return _network(Path(name), window)
     raise Anchor3RError(f"there is no predictor {name!r}, nor a file of that name; there are: {_KNOWN}")
+
+
+def _absolute(name: str) -> str:
+    """The name with the whole path of its weights, so that it holds in any folder."""
+    kind, colon, path = name.rpartition(":")
+    if name in _WITHOUT_PATH or kind == "ground-truth":
+        return name
+    return f"{kind}{colon}{Path(path).resolve()}"
 
 
 def weights_file(name: str) -> Path | None:
