@@ -222,7 +222,8 @@ def _warped_members(
 ) -> Iterator[tuple[GreyImage, GreyImage, GreyImage]]:
     """For each member, where the anchor's pixels are in it, x and y, and how it looks from there."""
     size = (images.anchor.shape[1], images.anchor.shape[0])
-    dense = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
+    resized = cv2.resize(inverse_depth.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
+    dense = np.asarray(resized, np.float32)
     camera = images.camera
     intrinsics = np.array([camera.fx, camera.fy, camera.cx, camera.cy])
     for member, rotation, translation in zip(images.members, poses.rotation, poses.translation, strict=True):
