@@ -4,9 +4,15 @@ import pytest
 import torch
 
 from anchor3r.model.config import MatchingConfig
-from anchor3r.model.local_correlation import local_correlation
-from anchor3r.model.matching import COARSE_STRIDE, ConvStem, Matcher, _local_mean, cell_pixels
-from anchor3r.model.peaks import peaks
+from anchor3r.model.matching import (
+    COARSE_STRIDE,
+    ConvStem,
+    Matcher,
+    _local_mean,
+    cell_pixels,
+    correlation_peaks,
+    local_correlation,
+)
 
 
 def test_compiled_correlation_equals_the_gathered_one() -> None:
@@ -65,6 +71,6 @@ def test_compiled_peaks_equal_the_plain_ones(size: tuple[int, int]) -> None:
     )
     logits = 20 * current @ other.T
     plain = _local_mean(logits[None], logits[None].logsumexp(-1), *size)
-    cell, share = peaks(logits, size[1])
+    cell, share = correlation_peaks(logits, size[1])
     torch.testing.assert_close(cell, plain[0][0], rtol=0, atol=1e-4)
     torch.testing.assert_close(share, plain[1][0], rtol=0, atol=1e-3)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
 from anchor3r.pose_graph.edges import MotionGraph
-from anchor3r.predictors import Status, WindowPrediction
+from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, StoreConfig, load_map
@@ -106,7 +106,7 @@ def test_a_few_wild_edges_do_not_move_the_pose_and_widen_nothing() -> None:
 def test_frames_of_the_initialisation_get_their_poses_late() -> None:
     def script(t: int) -> WindowPrediction:
         if t < 4:
-            return true_window(t, [], status=Status.INITIALISING)
+            return true_window(t, [], status=WindowStatus.INITIALISING)
         return true_window(t, range(max(0, t - 6), t))
 
     updates = run(script, 8)
@@ -123,7 +123,7 @@ def test_frames_of_the_initialisation_get_their_poses_late() -> None:
 def test_after_a_loss_a_new_component_starts_at_the_last_known_pose() -> None:
     def script(t: int) -> WindowPrediction:
         if t in (10, 11):
-            return true_window(t, range(5, 10), status=Status.LOST)
+            return true_window(t, range(5, 10), status=WindowStatus.LOST)
         return true_window(t, range(max(0 if t < 10 else 12, t - 4), t))
 
     updates = run(script, 20)
@@ -175,7 +175,7 @@ def test_a_new_component_has_a_unit_of_its_own() -> None:
 
     def script(t: int) -> WindowPrediction:
         members = range(max(0 if t < 6 else 5, t - 3), t)
-        status = Status.INITIALISING if t == 5 else Status.OK
+        status = WindowStatus.INITIALISING if t == 5 else WindowStatus.OK
         window = true_window(t, [] if t == 5 else members, unit=0.5 if t < 6 else 3.0, status=status)
         return replace(window, log_scale_ratio=0.7 if t == 6 else 0.0, log_scale_sigma=0.01)
 
@@ -201,7 +201,7 @@ def test_edges_that_are_not_numbers_are_dropped_and_a_window_of_them_is_lost() -
     updates = run(script, 10)
     assert len(updates[6].edges) == 3
     assert_true_relative(updates[6], updates[0])
-    assert updates[8].status is Status.LOST
+    assert updates[8].status is WindowStatus.LOST
     assert updates[8].pose is None
     assert_true_relative(updates[9], updates[0])
 
@@ -312,7 +312,7 @@ def test_a_replay_does_not_know_poses_that_came_later(tmp_path: Path) -> None:
 
     def script(t: int) -> WindowPrediction:
         if t == 3:
-            return true_window(t, [], status=Status.INITIALISING)
+            return true_window(t, [], status=WindowStatus.INITIALISING)
         return true_window(t, [m for m in range(max(0, t - 4), t) if m != 3 or t >= 6])
 
     config = StoreConfig(commit_frames=1, snapshot_frames=6)

@@ -20,7 +20,7 @@ from anchor3r.pipeline.mapper import Mapper
 from anchor3r.pipeline.refine import LoopChoices, refine_map
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
-from anchor3r.predictors import Predictor, Status, WindowPrediction
+from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, StoreConfig, load_map
@@ -233,7 +233,7 @@ def one_way(prediction: WindowPrediction) -> WindowPrediction:
 
 
 def lose(prediction: WindowPrediction) -> WindowPrediction:
-    return replace(prediction, status=Status.LOST)
+    return replace(prediction, status=WindowStatus.LOST)
 
 
 def nothing(prediction: WindowPrediction) -> WindowPrediction:
@@ -316,7 +316,7 @@ def test_a_loop_joins_components(tmp_path: Path) -> None:
         def step(self, frame: Frame) -> WindowPrediction:
             if frame.index == ROUND + 30:
                 self.reset()
-                return replace(super().step(frame), status=Status.LOST)
+                return replace(super().step(frame), status=WindowStatus.LOST)
             return super().step(frame)
 
     folder = make_map(tmp_path / "m", Blind())

@@ -13,7 +13,7 @@ from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_log, umeyama
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.predictor import FeaturesPredictor
-from anchor3r.predictors.interface import Status, WindowPrediction
+from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 
@@ -24,7 +24,7 @@ def _frames(poses: list[SE3], first: int = 0) -> list[Frame]:
     return [ROOM.frame(first + k, pose) for k, pose in enumerate(poses)]
 
 
-def _statuses(predictor: FeaturesPredictor, frames: Iterable[Frame]) -> list[Status]:
+def _statuses(predictor: FeaturesPredictor, frames: Iterable[Frame]) -> list[WindowStatus]:
     return [predictor.step(frame).status for frame in frames]
 
 
@@ -37,7 +37,7 @@ def _same(a: WindowPrediction, b: WindowPrediction) -> bool:
     arrays = ("members", "member_from_anchor_rotation", "member_from_anchor_translation", "points_in_anchor")
     if a.status is not b.status:
         return False
-    return a.status is not Status.OK or all(
+    return a.status is not WindowStatus.OK or all(
         np.array_equal(getattr(a, name), getattr(b, name), equal_nan=True) for name in arrays
     )
 
@@ -81,7 +81,7 @@ def test_windows_say_how_well_they_are_known(walk: list[Frame]) -> None:
     predictor, errors, units = FeaturesPredictor(), [], []
     for frame in walk:
         prediction = predictor.step(frame)
-        if prediction.status is not Status.OK:
+        if prediction.status is not WindowStatus.OK:
             continue
         units += [prediction.log_scale_sigma] if prediction.log_scale_sigma is not None else []
         for k, member in enumerate(prediction.members[-3:], len(prediction.members[:-3])):
@@ -103,7 +103,7 @@ def test_what_moves_by_itself_has_no_depth(walk: list[Frame]) -> None:
         image = frame.image.copy()
         image[60:108, 40 + 3 * k : 100 + 3 * k] = pattern[:, : 240 - 40 - 3 * k, None]
         prediction = predictor.step(replace(frame, image=image))
-        assert prediction.status is not Status.LOST
+        assert prediction.status is not WindowStatus.LOST
     # It fills the cells from 60 to 108 down and, at the end, from 157 to 217 across: hardly any has a depth
     # that fits the object, which moves with the camera and would lie far away.
     points = prediction.points_in_anchor
@@ -148,7 +148,7 @@ def test_relates_frames_out_of_order(walk: list[Frame]) -> None:
 
 def test_unrelated_frames_are_not_related(walk: list[Frame]) -> None:
     other = BoxRoom(9).frame(100, walk[5].camera_from_world)
-    assert FeaturesPredictor().relate([other], walk[5]).status is Status.LOST
+    assert FeaturesPredictor().relate([other], walk[5]).status is WindowStatus.LOST
 
 
 def _sideways(k: int) -> SE3:
@@ -168,7 +168,7 @@ def test_unknown_intrinsics_are_estimated(motion: Callable[[int], SE3]) -> None:
     predictor = FeaturesPredictor()
     for frame in _frames([motion(k) for k in range(60)]):
         prediction = predictor.step(Frame(index=frame.index, timestamp_s=0, image=frame.image))
-    assert prediction.status is Status.OK
+    assert prediction.status is WindowStatus.OK
     camera = predictor.estimated_camera()
     assert camera["stated"] is False
     # The start is off by a third.
@@ -179,7 +179,7 @@ def test_unknown_intrinsics_are_estimated(motion: Callable[[int], SE3]) -> None:
 
 def test_turning_on_the_spot_never_starts_a_map() -> None:
     poses = [pose_at(np.zeros(3), np.array([0, 0.02 * k, 0])) for k in range(40)]
-    assert set(_statuses(FeaturesPredictor(), _frames(poses))) == {Status.INITIALISING}
+    assert set(_statuses(FeaturesPredictor(), _frames(poses))) == {WindowStatus.INITIALISING}
 
 
 def test_turning_on_the_spot_later_keeps_the_place() -> None:
@@ -194,7 +194,7 @@ def test_turning_on_the_spot_later_keeps_the_place() -> None:
         if (update := mapper.step(frame)).pose is not None
     ]
     length = np.linalg.norm(np.array(centers[-21]) - centers[0])
-    assert mapper.predictor.step(_frames(turn[-1:], 45)[0]).status is Status.OK
+    assert mapper.predictor.step(_frames(turn[-1:], 45)[0]).status is WindowStatus.OK
     assert np.linalg.norm(centers[-1] - centers[-20]) < 0.05 * length
 
 
@@ -206,26 +206,26 @@ def test_standing_still_makes_no_keyframes() -> None:
     keyframes = set()
     for frame in _frames([poses[-1]] * 15, 25):
         prediction = predictor.step(frame)
-        assert prediction.status is Status.OK
+        assert prediction.status is WindowStatus.OK
         keyframes |= set(prediction.members.tolist())
     assert max(keyframes) < 25
 
 
 def test_a_blank_wall_is_waited_out_and_a_later_one_is_a_loss() -> None:
     blank = [ROOM.frame(k, pose, gain=0) for k, pose in enumerate(stroll(40))]
-    assert set(_statuses(FeaturesPredictor(), blank[:10])) == {Status.INITIALISING}
+    assert set(_statuses(FeaturesPredictor(), blank[:10])) == {WindowStatus.INITIALISING}
     predictor = FeaturesPredictor()
     _statuses(predictor, _frames(stroll(30)))
     statuses = _statuses(predictor, blank[30:])
-    assert statuses[: FeaturesConfig().patience] == [Status.LOST] * FeaturesConfig().patience
-    assert set(statuses[FeaturesConfig().patience :]) == {Status.INITIALISING}
+    assert statuses[: FeaturesConfig().patience] == [WindowStatus.LOST] * FeaturesConfig().patience
+    assert set(statuses[FeaturesConfig().patience :]) == {WindowStatus.INITIALISING}
 
 
 def test_a_short_blackout_is_bridged() -> None:
     predictor, poses = FeaturesPredictor(), stroll(40, step=0.03)
     _statuses(predictor, _frames(poses[:30]))
-    assert predictor.step(ROOM.frame(30, poses[30], gain=0)).status is Status.LOST
-    assert predictor.step(ROOM.frame(31, poses[31])).status is Status.OK
+    assert predictor.step(ROOM.frame(30, poses[30], gain=0)).status is WindowStatus.LOST
+    assert predictor.step(ROOM.frame(31, poses[31])).status is WindowStatus.OK
 
 
 def test_a_cut_starts_a_new_component() -> None:
@@ -234,7 +234,7 @@ def test_a_cut_starts_a_new_component() -> None:
     before = [mapper.step(frame) for frame in _frames(poses)]
     after = [mapper.step(other.frame(30 + k, pose)) for k, pose in enumerate(poses)]
     assert before[-1].component == 0
-    assert after[0].status is Status.LOST
+    assert after[0].status is WindowStatus.LOST
     assert after[-1].component == 1
     assert after[-1].prediction.members.min() >= 30
 
@@ -244,7 +244,7 @@ def test_a_jump_of_the_exposure_is_followed(walk: list[Frame], gain: float) -> N
     predictor = FeaturesPredictor()
     _statuses(predictor, walk[:25])
     jumped = [ROOM.frame(frame.index, frame.camera_from_world, gain=gain) for frame in walk[25:32]]
-    assert set(_statuses(predictor, jumped)) == {Status.OK}
+    assert set(_statuses(predictor, jumped)) == {WindowStatus.OK}
 
 
 def test_an_exposure_that_never_rests_is_followed(walk: list[Frame]) -> None:
@@ -254,8 +254,8 @@ def test_an_exposure_that_never_rests_is_followed(walk: list[Frame]) -> None:
         for frame, gain in zip(walk, gains, strict=True)
     ]
     statuses = _statuses(FeaturesPredictor(), frames)
-    assert Status.LOST not in statuses
-    assert statuses[-1] is Status.OK
+    assert WindowStatus.LOST not in statuses
+    assert statuses[-1] is WindowStatus.OK
 
 
 def test_large_images_are_reduced_and_their_camera_is_not() -> None:
@@ -264,7 +264,7 @@ def test_large_images_are_reduced_and_their_camera_is_not() -> None:
     for k, pose in enumerate(stroll(5, step=0.2)):
         image = cv2.resize(ROOM.frame(k, pose, small).image, (camera.width, camera.height))
         prediction = predictor.step(Frame(index=k, timestamp_s=k, image=image, intrinsics=camera))
-    assert prediction.status is Status.OK
+    assert prediction.status is WindowStatus.OK
     assert prediction.intrinsics.width == 3840
     assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.02)
     assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().max_side
@@ -275,7 +275,7 @@ def test_small_images_are_enlarged_and_their_camera_is_not() -> None:
     predictor = FeaturesPredictor()
     for k, pose in enumerate(stroll(12)):
         prediction = predictor.step(ROOM.frame(k, pose, camera))
-    assert prediction.status is Status.OK
+    assert prediction.status is WindowStatus.OK
     assert prediction.intrinsics.width == 120
     assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.03)
     assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().min_side
@@ -288,7 +288,7 @@ def test_points_that_come_back_into_sight_are_seen_again() -> None:
     num_old = []
     for frame in _frames([*there, *reversed(there)]):
         prediction = predictor.step(frame)
-        assert prediction.status is not Status.LOST
+        assert prediction.status is not WindowStatus.LOST
         state = predictor.snapshot()
         num_old.append(int(np.sum(state["map/point_followed"] & (state["map/point_home"] < 5))))
     # Most leave the image on the way out, and optical flow alone would bring none of them back.
@@ -311,7 +311,7 @@ def test_a_real_room_is_followed(shared: Path) -> None:
     mapper, found, true = Mapper(FeaturesPredictor()), {}, {}
     for frame in open_source(f"7scenes:{shared / 'real/7scenes/redkitchen/seq-01'}", stop=120):
         update = mapper.step(frame)
-        assert update.status is not Status.LOST
+        assert update.status is not WindowStatus.LOST
         true[frame.index] = frame.camera_from_world.center()
         for pose in (*update.late_poses, *([update.pose] if update.pose else [])):
             found.setdefault(pose.frame, pose.center)
@@ -323,8 +323,8 @@ def test_a_real_room_is_followed(shared: Path) -> None:
 
 def test_five_frames_with_motion_are_enough() -> None:
     statuses = _statuses(FeaturesPredictor(), _frames(stroll(5, step=0.15)))
-    assert statuses[0] is Status.INITIALISING
-    assert statuses[-1] is Status.OK
+    assert statuses[0] is WindowStatus.INITIALISING
+    assert statuses[-1] is WindowStatus.OK
 
 
 def test_configs_that_cannot_work_are_refused() -> None:

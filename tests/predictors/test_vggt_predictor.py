@@ -11,7 +11,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.heads import DPTHead
 from anchor3r.model.vggt import VGGT
-from anchor3r.predictors import Status, WindowPrediction
+from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.vggt import (
     DepthMap,
     VGGTPredictor,
@@ -72,7 +72,7 @@ def test_frames_between_anchors_are_members_of_the_next_window() -> None:
     predictor = make_predictor(every=3)
     predictions = [predictor.step(frame) for frame in make_frames(7)]
     assert [p.status for p in predictions] == [
-        Status.OK if k % 3 == 0 else Status.INITIALISING for k in range(7)
+        WindowStatus.OK if k % 3 == 0 else WindowStatus.INITIALISING for k in range(7)
     ]
     assert [p.anchor for p in predictions] == list(range(10, 17))
     assert predictions[3].members.tolist() == [12, 11, 10]
@@ -82,23 +82,23 @@ def test_frames_between_anchors_are_members_of_the_next_window() -> None:
 
 
 class DriftingVGGT(VGGT):
-    """Sees a scene of unit depth, each window in a unit 1.5 times the last one's."""
+    """Sees a scene of unit depth, each window in a scale 1.5 times the last one's."""
 
-    unit = 1.0
+    scale = 1.0
 
     def dense(
         self, head: DPTHead, layers: Mapping[int, Tensor], grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
         values, confidence = super().dense(head, layers, grid)
-        self.unit *= 1.5
-        return torch.ones_like(values) / self.unit, confidence
+        self.scale *= 1.5
+        return torch.ones_like(values) / self.scale, confidence
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_the_ratio_of_units_is_that_of_the_new_window_to_the_previous(every: int) -> None:
+def test_the_ratio_of_scales_is_that_of_the_new_window_to_the_previous(every: int) -> None:
     predictor = make_predictor(DriftingVGGT(SMALL_VGGT), every=every)
     predictions = [predictor.step(frame) for frame in make_frames(7)]
-    windows = [p for p in predictions if p.status == Status.OK]
+    windows = [p for p in predictions if p.status == WindowStatus.OK]
     assert windows[0].log_scale_ratio == 0
     assert windows[0].log_scale_sigma is None
     for window in windows[1:]:
@@ -119,10 +119,10 @@ def test_scale_ratio_resists_outliers_and_knows_its_spread() -> None:
         previous[index] = DepthMap(depth=depth.astype(np.float32), confidence=confidence)
         current[index + 1] = DepthMap(depth=depth.astype(np.float32), confidence=confidence)
         current[index] = DepthMap(depth=noisy.astype(np.float32), confidence=confidence)
-    ratio, sigma = log_scale_ratio(previous, {k: current[k] for k in range(4)})
+    ratio, sigma = log_scale_ratio(previous, {k: current[k] for k in range(4)}, min_sigma=1e-3)
     assert ratio == pytest.approx(np.log(2), abs=0.02)
     assert 0.02 < sigma < 0.04
-    assert log_scale_ratio(previous, {9: current[0]}) == (0.0, None)
+    assert log_scale_ratio(previous, {9: current[0]}, min_sigma=1e-3) == (0.0, None)
 
 
 def test_depth_is_unprojected_through_the_known_camera() -> None:

@@ -19,7 +19,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import so3_exp
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
-from anchor3r.predictors import Status, WindowPrediction
+from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, load_map, rows
 from anchor3r.store.database import DATABASE, FORMAT_VERSION
@@ -75,7 +75,7 @@ def test_everything_recorded_is_read_back_exactly(tmp_path: Path) -> None:
         store.record(source.read(0), window_of(0), some_edges(0, []), [some_pose(0)])
         late = some_pose(1, component=3, log_scale=0.5, covariance=np.eye(6) / 7)
         store.record(source.read(1), window_of(1, descriptor=descriptor), edges, [late])
-        store.record(source.read(2), window_of(2, status=Status.LOST), some_edges(2, []), [])
+        store.record(source.read(2), window_of(2, status=WindowStatus.LOST), some_edges(2, []), [])
         store.write_meta(note=[1, "two"])
     with load_map(tmp_path / "m") as made:
         assert made.meta["identity"] == {"source": "toy", "stride": 2}

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from anchor3r.geometry import SE3, quat_from_rotation, so3_exp
-from anchor3r.model.matching import Matches
+from anchor3r.model.matching import DenseMatches
 from anchor3r.model.network import WindowOutput, camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
 from anchor3r.training.losses import Loss, LossConfig, l1_scale, quaternions_xyzw, relative_poses
@@ -275,7 +275,7 @@ def test_perfect_matches_have_the_lowest_loss() -> None:
 
     def loss_of(pixel: torch.Tensor, best: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = 10 * torch.nn.functional.one_hot(best, cells).float()
-        matches = Matches(
+        matches = DenseMatches(
             pixel, torch.full((1, cells), -2.0), 6.0 * (2 * truth.visible.float() - 1),
             (logits, logits.logsumexp(-1)), pixel,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
 from anchor3r.pose_graph.edges import MotionGraph
-from anchor3r.predictors.interface import Status, WindowPrediction
+from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources import Frame
 from anchor3r.store import Loop, LoopState, MapWriter
 from anchor3r.trajectory import FramePose, Trajectory
@@ -48,7 +48,7 @@ def street_prediction(index: int) -> WindowPrediction:
         confidence=np.empty(0),
         points_in_anchor=points.astype(np.float32),
         points_confidence=(10 - along).astype(np.float32),
-        status=Status.OK,
+        status=WindowStatus.OK,
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import estimate_pose
-from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.robust import Estimate, median_log_ratio
 from anchor3r.sources.frame import Frame
 from anchor3r.store import Loop, LoopState, Map
@@ -111,7 +111,7 @@ class Reinsertion:
         frames = [self._read_frame(int(frame)) for frame in members]
         prediction = self._predictor.relate(frames, self._read_frame(anchor))
         edges = loop_edges(prediction, self._log_scale_of(prediction))
-        if prediction.status is not Status.OK or not len(edges):
+        if prediction.status is not WindowStatus.OK or not len(edges):
             return None
         known = self._online.select(np.searchsorted(self._online.frames, edges.frame_i))
         in_map_scale = self._scale_at(anchor) * edges.translation

@@ -64,7 +64,7 @@ class NetworkConfig:
     camera_iterations: int = 4
     """Refinement rounds of the camera head."""
     motion_scale: float = 1.0
-    """Unit of the camera head's translations and imaginary quaternion parts. Below 1 where the network is
+    """Scale of the camera head's translations and imaginary quaternion parts. Below 1 where the network is
     trained from scratch: neighbouring frames move little, and a step of the optimiser moves every output."""
     point_features: int = 256
     """Width of the point head's fusion."""

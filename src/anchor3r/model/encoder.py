@@ -66,7 +66,8 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, 3, H, W) -> (B, N, C)"""
-        return self.proj(images).flatten(2).transpose(1, 2)
+        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
+        return tokens
 
 
 class Encoder(nn.Module):
@@ -111,14 +112,15 @@ class Encoder(nn.Module):
         for block in self.blocks:
             recompute = self.gradient_checkpointing and self.training
             x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
-        return self.norm(x[:, 1 + self.config.num_registers :])
+        tokens: Tensor = self.norm(x[:, 1 + self.config.num_registers :])
+        return tokens
 
     def position_embedding(self, grid: tuple[int, int]) -> Tensor:
         """(1, 1 + h w, C) for a grid of h × w patches, resampled from the stored square one."""
         side = self.config.image_size // self.config.patch_size
         if grid == (side, side):
             return self.pos_embed
-        square = self.pos_embed[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2).float()
+        square = torch.unflatten(self.pos_embed[:, 1:], 1, (side, side)).permute(0, 3, 1, 2).float()
         # Given as a size, not as a scale factor: DINOv2 with registers was trained without the offset
         # that older variants add to the factor.
         resized = F.interpolate(square, size=grid, mode="bicubic", antialias=True)

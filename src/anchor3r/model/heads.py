@@ -66,8 +66,8 @@ class CameraHead(nn.Module):
                     x = block(x, mask=mask)
                 rounds.append(previous + self.pose_branch(self.trunk_norm(x)))
                 previous = condition = rounds[-1].detach()
-            unit = tokens.new_tensor([self.motion_scale] * _MOTION_DIM + [1.0] * (POSE_DIM - _MOTION_DIM))
-            return [raw * unit for raw in rounds]
+            scales = tokens.new_tensor([self.motion_scale] * _MOTION_DIM + [1.0] * (POSE_DIM - _MOTION_DIM))
+            return [raw * scales for raw in rounds]
 
 
 class ResidualConv(nn.Module):
@@ -81,7 +81,8 @@ class ResidualConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         # The skip carries the rectified input too: the public networks rectify in place.
         x = F.relu(x)
-        return x + self.conv2(F.relu(self.conv1(x)))
+        branch: Tensor = self.conv2(F.relu(self.conv1(x)))
+        return x + branch
 
 
 class FusionBlock(nn.Module):
@@ -98,7 +99,8 @@ class FusionBlock(nn.Module):
         """x, level (B, F, h, w) -> (B, F, *size)"""
         if level is not None:
             x = x + self.resConfUnit1(level)
-        return self.out_conv(_enlarge(self.resConfUnit2(x), size))
+        enlarged: Tensor = self.out_conv(_enlarge(self.resConfUnit2(x), size))
+        return enlarged
 
 
 class Scratch(nn.Module):
@@ -129,7 +131,8 @@ class Scratch(nn.Module):
         x = self.refinenet2(x, medium, fine.shape[-2:])
         x = self.refinenet1(x, fine, (2 * fine.shape[-2], 2 * fine.shape[-1]))
         x = _enlarge(self.output_conv1(x), image_size)
-        return self.output_conv2(_add_position(x, image_size))
+        out: Tensor = self.output_conv2(_add_position(x, image_size))
+        return out
 
 
 class DPTHead(nn.Module):

@@ -70,7 +70,8 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.fc1(x)
         hidden = F.gelu(hidden) if self.activation == "gelu" else F.relu(hidden).square()
-        return self.fc2(hidden)
+        out: Tensor = self.fc2(hidden)
+        return out
 
 
 class SwiGlu(nn.Module):
@@ -84,7 +85,8 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.w12(x).chunk(2, -1)
-        return self.w3(F.silu(gate) * value)
+        out: Tensor = self.w3(F.silu(gate) * value)
+        return out
 
 
 class Attention(nn.Module):
@@ -116,7 +118,8 @@ class Attention(nn.Module):
 
     def merge(self, attended: Tensor) -> Tensor:
         """attended (B, H, T, D) -> (B, T, C)."""
-        return self.proj(attended.transpose(1, 2).flatten(2))
+        merged: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
+        return merged
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None) -> Tensor:
         q, k, v = self.project(x, rope)
@@ -149,7 +152,8 @@ class Block(nn.Module):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """Everything after attention: x (B, T, C) and attended (B, H, T, D) -> (B, T, C)."""
         x = x + self.ls1(self.attn.merge(attended))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        branch: Tensor = self.ls2(self.mlp(self.norm2(x)))
+        return x + branch
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None

@@ -9,15 +9,18 @@ Shapes: B images or pairs, H × W pixels, P = (H/4)(W/4) coarse cells, N = (H/16
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from anchor3r.kernels import kernel
 from anchor3r.model.config import MatchingConfig
-from anchor3r.model.local_correlation import local_correlation
-from anchor3r.model.peaks import has_kernel, peaks
 
 COARSE_STRIDE = 4
 FINE_STRIDE = 2
@@ -25,10 +28,25 @@ TOKEN_STRIDE = 16
 _CELLS_PER_TOKEN = (TOKEN_STRIDE // COARSE_STRIDE) ** 2
 _NUMBERS_PER_MATCH = 4
 _NUMBERS_PER_RAY = 5
+_CONTRAST_FLOOR = 0.02
+"""Added to the standard deviation that an image is divided by: a grey wall stays one."""
+_FINE_SHARPNESS = 10.0
+"""Factor of the fine correlations in their softmax. This and the next three belong to the trained weights:
+others would need another training."""
+_MAX_LOG_SIGMA = 5.0
+"""Limit of the logarithm of a match's expected error, in both directions."""
+_DISPLACEMENT_SCALE = 8.0
+"""Brings displacements between neighbouring frames, in focal lengths, to the size of the other numbers."""
+_MAX_DISPLACEMENT = 4.0
+"""Limit of a scaled displacement."""
+_PEAK_BLOCK = 16
+"""Similarities of which the maximum is taken at once."""
+_LOWEST_LOGIT = np.float32(-100)
+"""Differences of similarities below this are taken for this: their exponentials are nothing."""
 
 
 @dataclass(frozen=True)
-class Matches:
+class DenseMatches:
     """Where each coarse cell of the current image is found in another one."""
 
     pixel: Tensor
@@ -84,7 +102,7 @@ class ConvStem(nn.Module):
         # Brightness and contrast say nothing about where a point has gone.
         mean = images.mean((1, 2, 3), keepdim=True)
         spread = images.std((1, 2, 3), keepdim=True)
-        x2 = self.stage2((images - mean) / (spread + 0.02))
+        x2 = self.stage2((images - mean) / (spread + _CONTRAST_FLOOR))
         x4 = self.stage4(x2)
         x8 = self.stage8(x4)
         tokens = self.stage16(x8).flatten(2).transpose(1, 2)
@@ -117,15 +135,18 @@ class Matcher(nn.Module):
             last,
         )
 
-    def forward(self, current: list[Tensor], other: list[Tensor]) -> Matches:
+    def forward(self, current: list[Tensor], other: list[Tensor]) -> DenseMatches:
         """Descriptors of B current and B other images, as `ConvStem` gives them."""
         height, width = (side * FINE_STRIDE // COARSE_STRIDE for side in current[1].shape[1:3])
         # The temperature goes onto the small side: the product has P² entries.
         scaled = current[0] * self.log_temperature.exp()
-        if not torch.is_grad_enabled() and has_kernel(scaled):
+        if not torch.is_grad_enabled() and _is_float32_on_cpu(scaled):
             # One pair at a time, so that its similarities stay in the processor's cache.
             kept = None
-            found = [peaks(one @ another.T, width) for one, another in zip(scaled, other[0], strict=True)]
+            found = [
+                correlation_peaks(one @ another.T, width)
+                for one, another in zip(scaled, other[0], strict=True)
+            ]
             cell, confidence = (torch.stack(part) for part in zip(*found, strict=True))
         else:
             logits = torch.bmm(scaled, other[0].transpose(1, 2))
@@ -136,9 +157,11 @@ class Matcher(nn.Module):
         correlations, center = self._fine_patch(current[1], other[1], coarse)
         remainder = (coarse - center) / FINE_STRIDE
         out = self.refine(torch.cat([correlations.flatten(2), confidence[..., None], remainder], -1))
-        weights = torch.softmax(correlations.mean(2) * 10, -1)
+        weights = torch.softmax(correlations.mean(2) * _FINE_SHARPNESS, -1)
         pixel = center + FINE_STRIDE * (weights @ self._offsets(weights) + out[..., :2])
-        return Matches(pixel, out[..., 2].clamp(-5, 5), out[..., 3], kept, center)
+        return DenseMatches(
+            pixel, out[..., 2].clamp(-_MAX_LOG_SIGMA, _MAX_LOG_SIGMA), out[..., 3], kept, center
+        )
 
     def _offsets(self, like: Tensor) -> Tensor:
         """(side², 2) x, y of the searched cells relative to the middle one."""
@@ -222,9 +245,157 @@ class MatchEmbedding(nn.Module):
         return self.matches(cells.flatten(2)) + self.rays(extra), self.members(of_member).mean(1)
 
 
-def summarise(matches: Matches, pixels: Tensor, camera: Tensor) -> Tensor:
+def summarise(matches: DenseMatches, pixels: Tensor, camera: Tensor) -> Tensor:
     """Matches of B pairs -> (B, P, 4): displacement along the ray's axes, certainty, chance of visibility."""
     visible = torch.sigmoid(matches.visible)
     displacement = (matches.pixel - pixels) / camera[:, None, :2]
-    displacement = (8 * displacement).clamp(-4, 4) * visible[..., None]
+    displacement = (_DISPLACEMENT_SCALE * displacement).clamp(-_MAX_DISPLACEMENT, _MAX_DISPLACEMENT)
+    displacement = displacement * visible[..., None]
     return torch.cat([displacement, (-matches.log_sigma * visible)[..., None], visible[..., None]], -1)
+
+
+def local_correlation(own: Tensor, other: Tensor, corner: Tensor, side: int) -> Tensor:
+    """Dot products of a cell's descriptors with those in a small square of another map, with gradients.
+
+    own (B, P, A, c), other (B, h, w, c), corner (B, P, 2) x, y of the first cell -> (B, P, A, side²). In
+    plain torch this gathers a (pairs, cells, side², channels) tensor and scatters its gradient, which took a
+    third of a training step on the CPU; compiled loops touch each descriptor in place and take a tenth of
+    that. Other devices and types gather.
+    """
+    if _is_float32_on_cpu(own):
+        apply: Callable[..., Tensor] = _LocalCorrelation.apply
+        return apply(own.contiguous(), other.contiguous(), corner, side)
+    b, h, w, c = other.shape
+    steps = torch.arange(side, device=corner.device)
+    index = ((corner[..., 1, None] + steps) * w)[..., :, None] + (corner[..., 0, None] + steps)[..., None, :]
+    index = index.flatten(2) + torch.arange(b, device=corner.device)[:, None, None] * (h * w)
+    return own @ F.embedding(index, other.reshape(-1, c)).transpose(2, 3)
+
+
+class _LocalCorrelation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, other: Tensor, corner: Tensor, side: int) -> Tensor:
+        ctx.save_for_backward(own, other, corner)
+        ctx.side = side
+        out = own.new_empty(*own.shape[:3], side * side)
+        _correlate(own.detach().numpy(), other.detach().numpy(), corner.numpy(), side, out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        own, other, corner = ctx.saved_tensors
+        grad_own, grad_other = torch.empty_like(own), torch.zeros_like(other)
+        _correlate_backward(
+            own.detach().numpy(),
+            other.detach().numpy(),
+            corner.numpy(),
+            ctx.side,
+            grad_outputs[0].contiguous().numpy(),
+            grad_own.numpy(),
+            grad_other.numpy(),
+        )
+        return grad_own, grad_other, None, None
+
+
+@kernel(fast=True)
+def _correlate(
+    own: NDArray[Any], other: NDArray[Any], corner: NDArray[Any], side: int, out: NDArray[Any]
+) -> None:
+    channels = own.shape[3]
+    for b in range(own.shape[0]):
+        for p in range(own.shape[1]):
+            x0, y0 = corner[b, p, 0], corner[b, p, 1]
+            for a in range(own.shape[2]):
+                for dy in range(side):
+                    for dx in range(side):
+                        dot = np.float32(0)
+                        for c in range(channels):
+                            dot += own[b, p, a, c] * other[b, y0 + dy, x0 + dx, c]
+                        out[b, p, a, dy * side + dx] = dot
+
+
+@kernel(fast=True)
+def _correlate_backward(
+    own: NDArray[Any],
+    other: NDArray[Any],
+    corner: NDArray[Any],
+    side: int,
+    grad: NDArray[Any],
+    grad_own: NDArray[Any],
+    grad_other: NDArray[Any],
+) -> None:
+    channels = own.shape[3]
+    for b in range(own.shape[0]):
+        for p in range(own.shape[1]):
+            x0, y0 = corner[b, p, 0], corner[b, p, 1]
+            for a in range(own.shape[2]):
+                for c in range(channels):
+                    grad_own[b, p, a, c] = 0
+                for dy in range(side):
+                    for dx in range(side):
+                        g = grad[b, p, a, dy * side + dx]
+                        for c in range(channels):
+                            grad_own[b, p, a, c] += g * other[b, y0 + dy, x0 + dx, c]
+                            grad_other[b, y0 + dy, x0 + dx, c] += g * own[b, p, a, c]
+
+
+def correlation_peaks(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """What `_local_mean` computes, of one pair, float32 on the CPU and without gradients.
+
+    logits (P, Q) of P cells with the Q = h w cells of the other image -> cell (P, 2) x, y of the soft maximum
+    in the 3×3 cells around the best one, and the share (P,) of all mass in them. In plain torch this took a
+    quarter of a streaming step on one core; the compiled loop passes over a row while it is near, and takes a
+    fifth of that.
+    """
+    cell, share = logits.new_empty(len(logits), 2), logits.new_empty(len(logits))
+    _peaks(logits.numpy(), width, cell.numpy(), share.numpy())
+    return cell, share
+
+
+def _is_float32_on_cpu(descriptors: Tensor) -> bool:
+    """Whether the compiled loops can read such descriptors."""
+    return descriptors.device.type == "cpu" and descriptors.dtype == torch.float32
+
+
+@kernel(fast=True)
+def _exponential(x: Any) -> Any:
+    """e^x for x <= 0 to 5e-5, by operations that a processor does eight at a time."""
+    x = (x if x > _LOWEST_LOGIT else _LOWEST_LOGIT) * np.float32(1 / 256)
+    power = np.float32(1) + x * (np.float32(1) + np.float32(0.5) * x)
+    for _ in range(8):
+        power *= power
+    return power
+
+
+@kernel(fast=True)
+def _peaks(logits: NDArray[Any], width: int, cell: NDArray[Any], share: NDArray[Any]) -> None:
+    num_rows, num_cells = logits.shape
+    height = num_cells // width
+    num_blocks = num_cells // _PEAK_BLOCK  # and a rest
+    highest = np.empty(num_blocks + 1, np.float32)
+    for p in range(num_rows):
+        row = logits[p]
+        for block in range(num_blocks):
+            value = row[block * _PEAK_BLOCK]
+            for q in range(_PEAK_BLOCK):
+                value = max(value, row[block * _PEAK_BLOCK + q])
+            highest[block] = value
+        highest[num_blocks] = row[num_cells - 1]
+        for q in range(num_blocks * _PEAK_BLOCK, num_cells):
+            highest[num_blocks] = max(highest[num_blocks], row[q])
+        top = highest.max()
+        total = np.float32(0)
+        for q in range(num_cells):
+            total += _exponential(row[q] - top)
+        best = _PEAK_BLOCK * int(np.argmax(highest))
+        while row[best] < top:
+            best += 1
+        x, y = best % width, best // width
+        mass, sum_x, sum_y = np.float32(0), np.float32(0), np.float32(0)
+        for v in range(max(y - 1, 0), min(y + 2, height)):
+            for u in range(max(x - 1, 0), min(x + 2, width)):
+                weight = _exponential(row[v * width + u] - top)
+                mass += weight
+                sum_x += weight * u
+                sum_y += weight * v
+        cell[p, 0], cell[p, 1], share[p] = sum_x / mass, sum_y / mass, mass / total

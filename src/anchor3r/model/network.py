@@ -27,12 +27,14 @@ from anchor3r.model.config import NetworkConfig
 from anchor3r.model.encoder import Encoder
 from anchor3r.model.heads import CameraHead, DPTHead, activate_pose
 from anchor3r.model.layers import Block, RotaryTable
-from anchor3r.model.matching import ConvStem, MatchEmbedding, Matcher, Matches, cell_pixels, summarise
+from anchor3r.model.matching import ConvStem, DenseMatches, MatchEmbedding, Matcher, cell_pixels, summarise
 
 DEFAULT_FOV_DEG = 65.0
 """Horizontal field of view assumed where the camera is unknown; the network knows that it is a guess."""
-_FRAMES_AT_ONCE = 8  # of the point head, where activations are computed anew
+_FRAMES_AT_ONCE = 8
+"""Frames that the point head takes together where activations are computed anew: a limit of memory."""
 _MAX_GRID = 128
+"""Most patches a side: the size of the table of rotary positions."""
 Probe = Callable[[Tensor, Tensor, Tensor | None], None]
 """Hears of a window block's attention: query groups' queries, all keys, mask."""
 
@@ -53,7 +55,7 @@ class WindowOutput:
     """(B', H / stride, W / stride), greater than 1"""
     tokens: Tensor
     """(B', N, C) encoder tokens of the anchor, for place retrieval"""
-    matches: Matches | None
+    matches: DenseMatches | None
     """Of the pairs below, where the network has a correlation stem"""
     pairs: Tensor
     """(pairs, 3) stream or clip, anchor, age of each pair that was matched"""
@@ -262,7 +264,8 @@ class Anchor3RNetwork(nn.Module):
     def _encode(self, images: Tensor) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
         """(B', 3, H, W) -> tokens (B', N, C) and, with the correlation stem, descriptors and detail."""
         if isinstance(self.encoder, ConvStem):
-            return self.encoder(images)
+            tokens, features, detail = self.encoder(images)
+            return tokens, features, detail
         return self.encoder(images), None, None
 
     def _match(
@@ -274,7 +277,7 @@ class Anchor3RNetwork(nn.Module):
         camera: Tensor | None,
         num_frames: int,
         size: tuple[int, int],
-    ) -> tuple[Matches | None, Tensor, Tensor]:
+    ) -> tuple[DenseMatches | None, Tensor, Tensor]:
         """Matches all pairs; what they say is in the tokens (B', N, C) and, by age, in (B', W - 1, C)."""
         known = torch.full((len(tokens),), float(camera is not None), device=tokens.device)
         if camera is None:
@@ -339,7 +342,7 @@ class Anchor3RNetwork(nn.Module):
         camera: Tensor | None,
         tokens: Tensor,
         detail: Tensor | None,
-        matches: Matches | None,
+        matches: DenseMatches | None,
         pairs: Tensor,
     ) -> WindowOutput:
         stride = self.config.point_stride
@@ -362,8 +365,9 @@ class Anchor3RNetwork(nn.Module):
         Not with detail, which comes from a stem for small images.
         """
         if detail is not None or not (self._recomputes and self.training):
-            return self.point_head(levels, grid, size, detail)
-        chunks = zip(*(level.split(_FRAMES_AT_ONCE) for level in levels), strict=True)
+            values, confidence = self.point_head(levels, grid, size, detail)
+            return values, confidence
+        chunks = zip(*(torch.split(level, _FRAMES_AT_ONCE) for level in levels), strict=True)
         parts = [checkpoint(self.point_head, list(c), grid, size, use_reentrant=False) for c in chunks]
         return torch.cat([values for values, _ in parts]), torch.cat([confidence for _, confidence in parts])
 
@@ -434,12 +438,14 @@ class ClipMemory:
         own = num_image_tokens + self.ages.shape[1] * (1 + self._config.num_registers)
         by_frame = attention.new_zeros(s, s)
         by_frame[range(s), range(s)] = attention[:, :own].sum(1)
-        past = attention[:, own:].unflatten(1, (slots, -1)).sum(2) if slots else attention.new_zeros(s, 0)
+        past = (
+            torch.unflatten(attention[:, own:], 1, (slots, -1)).sum(2) if slots else attention.new_zeros(s, 0)
+        )
         return by_frame.scatter_add(1, self._past.clamp(min=0), past)
 
     def _gather(self, x: Tensor) -> Tensor:
         """(B S, H, T, D) -> (B S, W - 1, H, T, D), what each frame sees of the frames before it."""
-        clips = x.unflatten(0, (self._batch, self._num_frames))
+        clips = torch.unflatten(x, 0, (self._batch, self._num_frames))
         return clips[:, self._past.clamp(min=0)].flatten(0, 1)
 
 

@@ -24,6 +24,8 @@ from anchor3r.model.layers import Block, RotaryTable
 NOT_USED = ("track_head.", "aggregator.patch_embed.mask_token")
 """Beginnings of the names of public tensors that take no part here: point tracking, and training by masks."""
 
+_FRAMES_AT_ONCE = 8
+"""Frames that a dense head takes together: its maps of full size are what takes the memory of a long clip."""
 MAX_POSITIONS = 256
 """Rows or columns of tokens for which rotary positions are tabulated."""
 
@@ -179,8 +181,8 @@ class VGGT(nn.Module):
 
     def encode(self, images: Tensor) -> Tensor:
         """images (..., 3, H, W) in 0–1 -> patch tokens (..., N, C); a frame's do not depend on the others."""
-        tokens = self.aggregator.patch_embed(images.flatten(0, -4))
-        return tokens.unflatten(0, images.shape[:-3])
+        tokens: Tensor = self.aggregator.patch_embed(images.flatten(0, -4))
+        return torch.unflatten(tokens, 0, images.shape[:-3])
 
     def aggregate(
         self, patch_tokens: Tensor, grid: tuple[int, int], *, all_layers: bool = False
@@ -188,7 +190,8 @@ class VGGT(nn.Module):
         """patch_tokens (B, S, N, C) -> tokens (B, S, P, 2C) of the layers that the heads read, or of all."""
         last = self.config.depth - 1
         keep = range(last + 1) if all_layers else {*self.config.head_layers, last}
-        return self.aggregator(patch_tokens, grid, keep)
+        layers: dict[int, Tensor] = self.aggregator(patch_tokens, grid, keep)
+        return layers
 
     def cameras(self, layers: Mapping[int, Tensor]) -> Tensor:
         """-> pose encodings (B, S, 9) of the last refinement round."""
@@ -202,13 +205,13 @@ class VGGT(nn.Module):
             layers[k][:, :, self.aggregator.patch_start :].flatten(0, 1) for k in self.config.head_layers
         ]
         image_size = grid[0] * self.config.patch_size, grid[1] * self.config.patch_size
-        # A few frames at a time: the maps of full size are what takes the memory of a long clip.
         parts = [
-            head(list(part), grid, image_size) for part in zip(*(v.split(8) for v in levels), strict=True)
+            head(list(part), grid, image_size)
+            for part in zip(*(torch.split(v, _FRAMES_AT_ONCE) for v in levels), strict=True)
         ]
         values, confidence = (torch.cat(p) for p in zip(*parts, strict=True))
         batch = layers[self.config.head_layers[0]].shape[:2]
-        return values.unflatten(0, batch), confidence.unflatten(0, batch)
+        return torch.unflatten(values, 0, batch), torch.unflatten(confidence, 0, batch)
 
     def forward(self, clip: Tensor, *, with_tokens: bool = False) -> VGGTOutput:
         """clip (S, 3, H, W) or (B, S, 3, H, W) in 0–1; `with_tokens` adds what lies between."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
-from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import Source
@@ -58,7 +58,7 @@ class Update:
         return self.prediction.anchor
 
     @property
-    def status(self) -> Status:
+    def status(self) -> WindowStatus:
         return self.prediction.status
 
     @property
@@ -157,7 +157,7 @@ class Mapper:
 
     def _locate(self, prediction: WindowPrediction) -> Update:
         """The frame's pose from the votes of its members, and theirs from it where they have none yet."""
-        if prediction.status is not Status.OK:
+        if prediction.status is not WindowStatus.OK:
             return Update(prediction=prediction, pose=None, late_poses=(), edges=_edges(prediction, {}, None))
         known = self._known_members(prediction)
         late: list[FramePose] = []
@@ -277,7 +277,7 @@ def _finite(prediction: WindowPrediction) -> WindowPrediction:
         member_from_anchor_translation=translation[good],
         confidence=prediction.confidence[good],
         covariance=None if prediction.covariance is None else prediction.covariance[good],
-        status=prediction.status if good.any() else Status.LOST,
+        status=prediction.status if good.any() else WindowStatus.LOST,
     )
 
 

@@ -88,7 +88,7 @@ class MappingRun:
             raise Anchor3RError("to resume keeps a map and to overwrite replaces it; choose one of them")
         settings = settings or MapSettings()
         self.source, self._predictor, self._resumes = source, predictor, resume
-        if predictor.uses_ground_truth:
+        if predictor.is_ground_truth:
             _insist_on_ground_truth(source)
         config = MapperConfig(online=OnlineConfig(seed=settings.seed))
         made_from = identity_of(source, predictor, config) | dict(identity or {})
@@ -104,7 +104,7 @@ class MappingRun:
         self.num_updates = 0
         """Frames mapped in this run, replayed ones included."""
         self.store.write_meta(
-            ground_truth_predictor=predictor.uses_ground_truth,
+            ground_truth_predictor=predictor.is_ground_truth,
             num_frames=source.num_frames,
             versions={name: metadata.version(name) for name in ("anchor3r", "numpy", "torch")},
             loaded_as=predictor.loaded_as,

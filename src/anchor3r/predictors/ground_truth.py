@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp
 from anchor3r.predictors.interface import Predictor, WindowPrediction
+from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
-
-MAX_GRID_SIDE = 256
-"""Longest side of the point map; larger depth maps are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +32,16 @@ class GroundTruthConfig:
     """Standard deviation of each edge's translation along each axis, as a part of its length."""
     seed: int = 0
     """Together with anchor and member it decides an edge's error."""
+    max_grid_side: int = 256
+    """Longest side of the point map; larger depth maps are sampled."""
 
     def __post_init__(self) -> None:
         if self.window < 2:
             raise Anchor3RError(
                 f"a window has at least 2 frames, not {self.window}; choose a larger --window"
             )
+        if self.max_grid_side < 1:
+            raise ValueError(f"a point map has at least one point a side, not {self.max_grid_side}")
         if not (self.rotation_deg >= 0 and self.translation_fraction >= 0):
             raise Anchor3RError(
                 f"noise must not be negative: {self.rotation_deg}, {self.translation_fraction}"
@@ -49,11 +51,11 @@ class GroundTruthConfig:
 class GroundTruthPredictor(Predictor):
     """Relative poses and depth as the source knows them, plus noise."""
 
-    uses_ground_truth = True
+    is_ground_truth = True
 
     def __init__(self, config: GroundTruthConfig | None = None) -> None:
         self.config = config or GroundTruthConfig()
-        self._recent: deque[tuple[int, SE3]] = deque(maxlen=self.config.window - 1)
+        self._recent: deque[_PosedFrame] = deque(maxlen=self.config.window - 1)
 
     @property
     def name(self) -> str:
@@ -75,28 +77,23 @@ class GroundTruthPredictor(Predictor):
 
     def step(self, frame: Frame) -> WindowPrediction:
         prediction = self._measure(list(self._recent), frame)
-        self._recent.append((frame.index, _true_pose(frame)))
+        self._recent.append(_PosedFrame(frame.index, _true_pose(frame)))
         return prediction
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
-        return self._measure([(member.index, _true_pose(member)) for member in members], anchor)
+        return self._measure([_PosedFrame(member.index, _true_pose(member)) for member in members], anchor)
 
-    def snapshot(self) -> dict[str, NDArray]:
-        matrices = [pose.matrix() for _, pose in self._recent]
-        return {
-            "frames": np.array([index for index, _ in self._recent], np.int64),
-            "camera_from_world": np.array(matrices, np.float64).reshape(-1, 4, 4),
-        }
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        return to_arrays(_GroundTruthState(list(self._recent)))
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        poses = map(SE3.from_matrix, state["camera_from_world"])
-        self._recent = deque(zip(state["frames"].tolist(), poses, strict=True), maxlen=self.config.window - 1)
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._recent = deque(from_arrays(_GroundTruthState, state).recent, maxlen=self.config.window - 1)
 
-    def _measure(self, members: list[tuple[int, SE3]], anchor: Frame) -> WindowPrediction:
-        indices = [index for index, _ in members]
+    def _measure(self, members: list[_PosedFrame], anchor: Frame) -> WindowPrediction:
+        indices = [member.index for member in members]
         member_from_world = SE3(
-            np.array([pose.rotation for _, pose in members]).reshape(-1, 3, 3),
-            np.array([pose.translation for _, pose in members]).reshape(-1, 3),
+            np.array([member.camera_from_world.rotation for member in members]).reshape(-1, 3, 3),
+            np.array([member.camera_from_world.translation for member in members]).reshape(-1, 3),
         )
         member_from_anchor = member_from_world @ _true_pose(anchor).inverse()
         noise = np.array([self._noise(anchor.index, index) for index in indices]).reshape(-1, 2, 3)
@@ -109,12 +106,28 @@ class GroundTruthPredictor(Predictor):
             member_from_anchor_translation=member_from_anchor.translation
             + self.config.translation_fraction * length * noise[:, 1],
             confidence=np.ones(len(indices)),
-            points_in_anchor=_point_map(anchor),
+            points_in_anchor=_point_map(anchor, self.config.max_grid_side),
             intrinsics=anchor.intrinsics,
         )
 
     def _noise(self, anchor: int, member: int) -> NDArray[np.float64]:
         return np.random.default_rng([self.config.seed, anchor, member]).standard_normal((2, 3))
+
+
+@dataclass(frozen=True)
+class _PosedFrame:
+    """A frame of the stream, as far as later windows need it."""
+
+    index: int
+    camera_from_world: SE3
+
+
+@dataclass(frozen=True)
+class _GroundTruthState:
+    """What the predictor remembers of a stream."""
+
+    recent: list[_PosedFrame]
+    """The frames before the current one, oldest first"""
 
 
 def _true_pose(frame: Frame) -> SE3:
@@ -127,11 +140,11 @@ def _true_pose(frame: Frame) -> SE3:
     return SE3(pose.rotation.astype(np.float64), pose.translation.astype(np.float64))
 
 
-def _point_map(frame: Frame) -> NDArray[np.float32] | None:
+def _point_map(frame: Frame, max_side: int) -> NDArray[np.float32] | None:
     """(h, w, 3) from depth, sampled at the middle of each grid cell."""
     if frame.depth_m is None or frame.intrinsics is None:
         return None
-    stride = -(-max(frame.depth_m.shape) // MAX_GRID_SIDE)
+    stride = -(-max(frame.depth_m.shape) // max_side)
     middle = slice((stride - 1) // 2, None, stride)
     depth = np.where(frame.depth_m > 0, frame.depth_m, np.float32(np.nan))
     return frame.intrinsics.unproject_map(depth)[middle, middle].astype(np.float32)

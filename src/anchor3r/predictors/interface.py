@@ -18,7 +18,7 @@ from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
 
 
-class Status(StrEnum):
+class WindowStatus(StrEnum):
     """How a predictor fared on one frame."""
 
     INITIALISING = "initialising"
@@ -51,12 +51,13 @@ class WindowPrediction:
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0
-    """log(this window's unit / the previous window's unit), as measured on what both have seen."""
+    """log(this window's scale / the previous window's scale), as measured on what both have seen."""
     log_scale_sigma: float | None = None
-    """Spread of that measurement; None if the predictor's scale is one throughout or it was not measured."""
+    """Standard deviation of `log_scale_ratio`; None if the predictor's scale is one throughout or the ratio
+    was not measured."""
     descriptor: NDArray[np.float32] | None = None
     """Global description of the anchor's image for place retrieval."""
-    status: Status = Status.OK
+    status: WindowStatus = WindowStatus.OK
 
 
 class Predictor(Protocol):
@@ -66,13 +67,9 @@ class Predictor(Protocol):
     """
 
     loaded_as: dict[str, Any] | None = None
-    """Arguments of `load_predictor` that load this predictor again; None if it was built by hand."""
-    uses_ground_truth: bool = False
-    """Whether measurements come from ground truth, so that a map of them reconstructs nothing."""
-
-    def estimated_camera(self) -> dict[str, Any] | None:
-        """What a predictor that calibrates has found out about the camera (JSON); None for all others."""
-        return None
+    """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
+    is_ground_truth: bool = False
+    """Whether its measurements are the source's ground truth, so that a map is no reconstruction."""
 
     @property
     def name(self) -> str:
@@ -95,6 +92,14 @@ class Predictor(Protocol):
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         """Measures a window of chosen frames (loop reinsertion), leaving the streaming state alone."""
+
+    def estimated_camera(self) -> dict[str, float | bool] | None:
+        """What it has found out about the stream's camera; None if it does not calibrate or has seen nothing.
+
+        "stated" says whether the source knew the camera; "focal_px" and "focal_sigma_px" are the focal length
+        and its standard deviation in pixels of the source's images; "k1" and "k2" are the radial distortion.
+        """
+        return None
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """The streaming state as arrays, so that `restore` goes on bit for bit from here."""

@@ -14,6 +14,7 @@ TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetenso
 AUTO = "features"
 AUTO_REASON = "it measured better than the tiny network on worlds and on real video (docs/models/tiny.md)"
 """What "auto" is and why; to be measured anew whenever either of the two changes."""
+_WITHOUT_PATH = ("tiny", "features", "ground-truth")
 _KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:DEGREES,FRACTION]"
 
 
@@ -26,7 +27,8 @@ def load_predictor(
     geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
     window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
     """
-    predictor = _built(AUTO if name == "auto" else name, window, seed, every)
+    name = AUTO if name == "auto" else name
+    predictor = _built(name, window, seed, every)
     predictor.loaded_as = {"name": _absolute(name), "window": window, "seed": seed, "every": every}
     return predictor
 
@@ -38,7 +40,7 @@ def _built(name: str, window: int | None, seed: int, every: int) -> Predictor:
     if kind == "vggt" and argument:
         return _vggt(Path(argument), window, every)
     if every != 1:
-        raise Anchor3RError(f"every = {every} is for vggt:PATH; {name!r} takes every frame as anchor")
+        raise Anchor3RError(f"--every {every} is for vggt:PATH; {name!r} takes every frame as anchor")
     if name == "features":
         return _features(window)
     if name == "tiny":
@@ -49,9 +51,11 @@ def _built(name: str, window: int | None, seed: int, every: int) -> Predictor:
 
 
 def _absolute(name: str) -> str:
-    """The name of a predictor, valid in any folder."""
+    """The name with the whole path of its weights, so that it holds in any folder."""
     kind, colon, path = name.rpartition(":")
-    return f"{kind}{colon}{Path(path).resolve()}" if Path(path).is_file() else name
+    if name in _WITHOUT_PATH or kind == "ground-truth":
+        return name
+    return f"{kind}{colon}{Path(path).resolve()}"
 
 
 def weights_file(name: str) -> Path | None:

@@ -7,8 +7,9 @@ relate is measured on the depth maps of frames that both have seen.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +24,9 @@ from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.vggt import VGGT, load_vggt
 from anchor3r.predictors.images import fit_to_patches
-from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
+from anchor3r.robust import mad_sigma
+from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
 
 
@@ -39,6 +42,9 @@ class VGGTPredictorConfig:
     """Longer side of the images that the network sees, in pixels."""
     scale_frames: int = 3
     """How many of a window's newest frames carry the scale over to the next window."""
+    min_scale_sigma: float = 1e-3
+    """Least standard deviation of the log ratio of two windows' scales: maps that agree to the last bit still
+    come from one network with one bias."""
 
     def __post_init__(self) -> None:
         if self.window < 2:
@@ -53,7 +59,7 @@ class VGGTPredictorConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _View:
+class _EncodedFrame:
     """A frame as the network knows it."""
 
     index: int
@@ -65,12 +71,24 @@ class _View:
 
 @dataclass(frozen=True, kw_only=True)
 class DepthMap:
-    """One frame's depth in one window's unit."""
+    """One frame's depth in one window's scale."""
 
     depth: NDArray[np.float32]
     """(h, w) along z."""
     confidence: NDArray[np.float32]
     """(h, w)"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VGGTState:
+    """What the predictor remembers of a stream; tokens are computed anew from the images."""
+
+    num_steps: int
+    """Frames seen so far"""
+    images: dict[int, NDArray[np.uint8]]
+    """(h, w, 3) of the window's frames as the network sees them, oldest first, by their index"""
+    depth_maps: dict[int, DepthMap]
+    """Those of the previous window that the next one's scale is measured on, by the frame's index"""
 
 
 class _Measured(NamedTuple):
@@ -79,11 +97,11 @@ class _Measured(NamedTuple):
 
 
 def log_scale_ratio(
-    previous: Mapping[int, DepthMap], current: Mapping[int, DepthMap]
+    previous: Mapping[int, DepthMap], current: Mapping[int, DepthMap], *, min_sigma: float
 ) -> tuple[float, float | None]:
-    """log(current unit / previous unit) from the frames that both windows have depth of, and its spread.
+    """log(current scale / previous scale) from the frames that both windows have depth of, and its spread.
 
-    A frame's depth is in its own camera, so the ratio of two windows' maps is that of their units whatever
+    A frame's depth is in its own camera, so the ratio of two windows' maps is that of their scales whatever
     their gauge. Each frame's more confident half votes, once for all its pixels in the spread: their errors
     move together. (0, None) if no frame is shared.
     """
@@ -96,10 +114,8 @@ def log_scale_ratio(
     if not votes:
         return 0.0, None
     pooled = np.concatenate(votes)
-    ratio = np.median(pooled)
-    sigma = 1.4826 * np.median(np.abs(pooled - ratio)) / np.sqrt(len(votes))
-    # Maps that agree to the last bit still come from one network with one bias.
-    return float(ratio), max(float(sigma), 1e-3)
+    ratio = float(np.median(pooled))
+    return ratio, max(mad_sigma(pooled, ratio) / math.sqrt(len(votes)), min_sigma)
 
 
 class VGGTPredictor(Predictor):
@@ -142,7 +158,7 @@ class VGGTPredictor(Predictor):
         return {"weights": self._digest, **asdict(self._config)}
 
     def reset(self) -> None:
-        self._views: deque[_View] = deque(maxlen=self._config.window)
+        self._views: deque[_EncodedFrame] = deque(maxlen=self._config.window)
         self._num_steps = 0
         self._depth_maps: dict[int, DepthMap] = {}
 
@@ -156,7 +172,9 @@ class VGGTPredictor(Predictor):
         newest_first = list(self._views)[::-1]
         newest = {v.index for v in newest_first[: self._config.scale_frames]}
         measured = self._measure(frame, newest_first, newest | self._depth_maps.keys())
-        ratio, sigma = log_scale_ratio(self._depth_maps, measured.depth_maps)
+        ratio, sigma = log_scale_ratio(
+            self._depth_maps, measured.depth_maps, min_sigma=self._config.min_scale_sigma
+        )
         self._depth_maps = {index: measured.depth_maps[index] for index in newest}
         return replace(measured.prediction, log_scale_ratio=ratio, log_scale_sigma=sigma)
 
@@ -165,39 +183,31 @@ class VGGTPredictor(Predictor):
         _check_same_size(views)
         return self._measure(anchor, views, ()).prediction
 
-    def snapshot(self) -> dict[str, NDArray]:
+    def snapshot(self) -> dict[str, NDArray[Any]]:
         """The window's images, and the depth maps that the next window's scale is measured on."""
-        return {
-            "num_steps": np.array(self._num_steps),
-            "indices": np.array([v.index for v in self._views], np.int64),
-            "images": _stacked(v.image for v in self._views),
-            "depth_indices": np.array(list(self._depth_maps), np.int64),
-            "depth": _stacked(m.depth for m in self._depth_maps.values()),
-            "depth_confidence": _stacked(m.confidence for m in self._depth_maps.values()),
-        }
+        images = {view.index: view.image for view in self._views}
+        return to_arrays(_VGGTState(num_steps=self._num_steps, images=images, depth_maps=self._depth_maps))
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self.reset()
-        self._num_steps = int(state["num_steps"])
-        for index, image in zip(state["indices"].tolist(), state["images"], strict=True):
-            self._views.append(self._view(index, image))
-        maps = zip(state["depth_indices"].tolist(), state["depth"], state["depth_confidence"], strict=True)
-        self._depth_maps = {index: DepthMap(depth=d, confidence=c) for index, d, c in maps}
+        restored = from_arrays(_VGGTState, state)
+        self._num_steps, self._depth_maps = restored.num_steps, restored.depth_maps
+        self._views.extend(self._view(index, image) for index, image in restored.images.items())
 
     def _fit(self, frame: Frame) -> NDArray[np.uint8]:
         patch_size = self._model.config.patch_size
         return fit_to_patches(frame.image, long_side=self._config.long_side, patch_size=patch_size)
 
     @torch.inference_mode()
-    def _view(self, index: int, image: NDArray[np.uint8]) -> _View:
+    def _view(self, index: int, image: NDArray[np.uint8]) -> _EncodedFrame:
         """Encodes one image by itself, so that its tokens are the same bits whenever it is encoded."""
         pixels = torch.tensor(image, device=self._device)
         with self._backbone_precision():
             tokens = self._model.encode(pixels.permute(2, 0, 1)[None].float() / 255)
-        return _View(index=index, image=image, tokens=tokens[0])
+        return _EncodedFrame(index=index, image=image, tokens=tokens[0])
 
     @torch.inference_mode()
-    def _measure(self, anchor: Frame, views: Sequence[_View], depth_of: Collection[int]) -> _Measured:
+    def _measure(self, anchor: Frame, views: Sequence[_EncodedFrame], depth_of: Collection[int]) -> _Measured:
         """Runs a window, anchor first, with the depth head on the anchor and on the frames `depth_of`."""
         model, (height, width) = self._model, views[0].image.shape[:2]
         grid = model.aggregator.patch_embed.grid(height, width)
@@ -216,7 +226,7 @@ class VGGTPredictor(Predictor):
 
 
 def _assemble(
-    anchor: Frame, views: Sequence[_View], pose_enc: NDArray[np.float64], depth_map: DepthMap
+    anchor: Frame, views: Sequence[_EncodedFrame], pose_enc: NDArray[np.float64], depth_map: DepthMap
 ) -> WindowPrediction:
     """The network's numbers for a window (pose_enc (n + 1, 9), anchor first) as a prediction."""
     height, width = depth_map.depth.shape
@@ -258,11 +268,11 @@ def _pending(index: int) -> WindowPrediction:
         member_from_anchor_rotation=np.empty((0, 3, 3)),
         member_from_anchor_translation=np.empty((0, 3)),
         confidence=np.empty(0),
-        status=Status.INITIALISING,
+        status=WindowStatus.INITIALISING,
     )
 
 
-def _check_same_size(views: Sequence[_View]) -> None:
+def _check_same_size(views: Sequence[_EncodedFrame]) -> None:
     first = views[0]
     for view in views[1:]:
         if view.image.shape != first.image.shape:
@@ -272,9 +282,3 @@ def _check_same_size(views: Sequence[_View]) -> None:
                 f"{first_w}×{first_h}: the images of a window need one aspect ratio; map the parts of the "
                 "source one by one"
             )
-
-
-def _stacked(arrays: Iterable[NDArray]) -> NDArray:
-    """One array of equally shaped ones, empty if there are none."""
-    listed = list(arrays)
-    return np.stack(listed) if listed else np.empty(0)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import rotation_angle
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
-from anchor3r.predictors.interface import Status
+from anchor3r.predictors.interface import WindowStatus
 from anchor3r.store import FrameTable, Map
 from anchor3r.trajectory import Trajectory
 
@@ -118,11 +118,11 @@ def warnings_of(
 
 
 def _missing_frames(source: Map, table: FrameTable, trajectory: Trajectory) -> Iterator[str]:
-    lost = table.index[table.status == Status.LOST.value]
+    lost = table.index[table.status == WindowStatus.LOST.value]
     if len(lost):
         yield f"{len(lost)} frames were lost (no relation to earlier ones was found): {ranges(lost)}"
     placed = np.isin(table.index, trajectory.frames)
-    unplaced = table.index[~placed & (table.status != Status.LOST.value)]
+    unplaced = table.index[~placed & (table.status != WindowStatus.LOST.value)]
     if len(unplaced):
         yield f"{len(unplaced)} other frames have no pose: {ranges(unplaced)}"
     parts = 1 if trajectory.component is None else len(np.unique(trajectory.component))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
-from anchor3r.predictors.interface import Status
+from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
@@ -34,7 +34,7 @@ class FrameTable:
     timestamp_s: NDArray[np.float64]
     """(n,)"""
     status: NDArray[np.str_]
-    """(n,) `Status` values"""
+    """(n,) `WindowStatus` values"""
 
     def __len__(self) -> int:
         return len(self.index)
@@ -102,7 +102,7 @@ class Map:
 
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
-        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (Status.LOST.value,))[0][0]
+        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (WindowStatus.LOST.value,))[0][0]
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]

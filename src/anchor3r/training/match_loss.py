@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchor3r.model.matching import COARSE_STRIDE, Matches
+from anchor3r.model.matching import COARSE_STRIDE, DenseMatches
 from anchor3r.model.network import camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
 
@@ -50,7 +50,7 @@ def true_correspondences(pairs: Tensor, clips: Clips) -> Correspondences:
     return Correspondences(pixel, visible, depth > 0)
 
 
-def match_loss(matches: Matches, pairs: Tensor, clips: Clips) -> dict[str, Tensor]:
+def match_loss(matches: DenseMatches, pairs: Tensor, clips: Clips) -> dict[str, Tensor]:
     """Cross-entropy over all cells, Laplace likelihood of the refined pixel, visibility."""
     height, width = clips.images.shape[-2:]
     with torch.no_grad():

@@ -26,7 +26,7 @@ from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.interface import Predictor, Status, WindowPrediction
+from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.sources.frame import Frame
 
 _FOCAL_BIAS = 0.02
@@ -66,7 +66,7 @@ class FeaturesPredictor(Predictor):
             self._width_px = frame.image.shape[1]
         if len(odometry.map) == 0:
             odometry.begin(frame.index, grey)
-            return _nothing(frame, Status.INITIALISING)
+            return _nothing(frame, WindowStatus.INITIALISING)
         return self._track(frame, grey) if odometry.running else self._start(frame, grey)
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
@@ -74,7 +74,7 @@ class FeaturesPredictor(Predictor):
         camera = self._camera_of(anchor, grey)
         related = relate_views([self._working(member) for member in members], grey, camera, self.config)
         if related is None:
-            return _nothing(anchor, Status.LOST)
+            return _nothing(anchor, WindowStatus.LOST)
         indices = np.array([member.index for member in members], np.int64)
         points = densified(grey, camera, related.pixel, related.depth, np.empty((0, 2)))
         return _window(anchor, grey, camera, indices[related.rows], related.member_from_anchor, points)
@@ -126,7 +126,7 @@ class FeaturesPredictor(Predictor):
     def _start(self, frame: Frame, grey: Image) -> WindowPrediction:
         started = start(self._odometry, frame.index, grey)
         if started is None:
-            return _nothing(frame, Status.INITIALISING)
+            return _nothing(frame, WindowStatus.INITIALISING)
         self._odometry, m = started, started.map
         prediction = self._measured(frame, len(m), np.zeros((6, 6)))
         kept = np.linspace(0, len(m) - 1, _START_KEYFRAMES).astype(int)
@@ -142,7 +142,7 @@ class FeaturesPredictor(Predictor):
             odometry.misses += 1
             if odometry.misses >= self.config.patience:
                 odometry.begin(frame.index, grey)
-            return _nothing(frame, Status.LOST)
+            return _nothing(frame, WindowStatus.LOST)
         odometry.move_to(posed, grey)
         if not odometry.is_keyframe():
             return self._measured(frame, self.window - 1, np.linalg.inv(posed.information))
@@ -178,7 +178,7 @@ class FeaturesPredictor(Predictor):
         return densified(odometry.grey, odometry.camera, points.pixel[which], depth, odometry.moving)
 
 
-def _nothing(frame: Frame, status: Status) -> WindowPrediction:
+def _nothing(frame: Frame, status: WindowStatus) -> WindowPrediction:
     """A window without edges."""
     return WindowPrediction(
         anchor=frame.index,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Pinhole
+from anchor3r.geometry import Pinhole, rotation_from_quat
 from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
-from anchor3r.predictors.images import patch_aligned_size
+from anchor3r.predictors.images import patch_aligned_size, single_threaded_opencv
 from anchor3r.predictors.interface import Predictor, WindowPrediction
-from anchor3r.predictors.network.continuity import compare_units, with_memory
-from anchor3r.predictors.network.photometric_alignment import grey
-from anchor3r.predictors.network.reading import Reading
-from anchor3r.predictors.network.refining import refined
-from anchor3r.predictors.network.window_adjustment import AdjustmentConfig
+from anchor3r.predictors.network.window_estimation import (
+    EstimatorState,
+    WindowEstimate,
+    WindowEstimationConfig,
+    WindowEstimator,
+)
+from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
 
 
@@ -48,24 +51,20 @@ def load_network(path: Path | str, *, window: int | None = None) -> Anchor3RNetw
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPredictorConfig:
-    """How frames are brought to the network and its matches used."""
+    """How frames are brought to the network, and what becomes of its output."""
 
     long_side: int = 518
     """Longer image side of the transformer presets, in pixels."""
     area: int = 12_800
     """Pixels of an image of the correlation preset; its sides follow the aspect ratio."""
+    area_weight: float = 0.5
+    """How much a deviation from `area` counts, against one from the aspect ratio, when the sides of the
+    correlation preset's images are chosen; both are logarithms."""
     compile: bool = False
     """Whether `torch.compile` translates encoder and heads: a minute at the start, faster steps after it."""
-    adjust: bool = True
-    """Whether the correlation preset's matches sharpen poses and depths."""
-    adjustment: AdjustmentConfig = AdjustmentConfig()
-    """How."""
-    keyframe_interval: int = 8
-    """Every so many frames one stays in sight when it is too old for the network."""
-    keyframes: int = 3
-    """How many such frames windows are measured on besides their own: more are slower and more exact."""
-    unit_sigma: float = 0.3
-    """Spread of the logarithm of a window's predicted size, counted as if windows were independent."""
+    estimation: WindowEstimationConfig | None = WindowEstimationConfig()
+    """How the correlation preset's windows are estimated from its matches and images; None returns what the
+    network predicts, as for the transformer presets always."""
 
 
 class NetworkPredictor(Predictor):
@@ -83,14 +82,15 @@ class NetworkPredictor(Predictor):
         """`device` None is a GPU if there is one; `digest` is that of the file of weights."""
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._network = network.to(self._device)
-        self._name, self._config = name, config or NetworkPredictorConfig()
-        self._digest = digest
+        config = config or NetworkPredictorConfig()
+        has_matches = network.config.matching is not None
+        self._config = config if has_matches else replace(config, estimation=None)
+        self._name, self._digest = name, digest
         self._stream: _Stream | None = None
-        self._places: OrderedDict[Hashable, _Stream] = OrderedDict()
+        self._loop_streams: OrderedDict[Hashable, _Stream] = OrderedDict()
         if self._config.compile:
             self._network.compile_parts()
-        if network.config.matching is not None:
-            cv2.setNumThreads(1)  # on images of some thousand pixels its threads cost more than they do
+        if has_matches:
             # Convolutions take a quarter less of the time.
             self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -125,178 +125,149 @@ class NetworkPredictor(Predictor):
             raise ValueError(
                 f"a window of {self.window} takes 1 to {self.window - 1} members, not {len(members)}"
             )
-        return self._advance(self._prepared(members, anchor), anchor)
+        return self._advance(self._stream_after(members, anchor), anchor)
 
-    def snapshot(self) -> dict[str, NDArray]:
-        if self._stream is None:
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        stream = self._stream
+        if stream is None:
             return {}
-        state = {f"cache.{k}": v.cpu().numpy() for k, v in self._stream.cache.snapshot().items()}
-        state["num_frames"] = np.array(self._stream.num_frames)
-        state["numbers"] = np.array(list(self._stream.seen), np.int64)
-        state["indices"] = np.array([seen.index for seen in self._stream.seen.values()], np.int64)
-        state["images"] = np.stack([seen.image for seen in self._stream.seen.values()])
-        state["size"] = np.array(self._stream.size)
-        state["frame_size"] = np.array(self._stream.frame_size)
-        state["unit_variance"] = np.array(self._stream.unit_variance)
-        if self._stream.last is not None:
-            last = self._stream.last
-            state |= {f"last.{part}": getattr(last, part) for part in _KEPT_OF_LAST}
-        return state
+        state = _StreamState(
+            cache={name: tensor.cpu().numpy() for name, tensor in stream.cache.snapshot().items()},
+            image_size=stream.image_size,
+            frame_size=stream.frame_size,
+            indices=stream.indices,
+            estimation=None if stream.estimator is None else stream.estimator.state,
+        )
+        return to_arrays(state)
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         if not state:
             self._stream = None
             return
-        height, width = (int(v) for v in state["size"])
-        cache = self._network.new_cache(height, width)
-        prefix = "cache."
-        cache.restore(
-            {k[len(prefix) :]: torch.from_numpy(v) for k, v in state.items() if k.startswith(prefix)}
-        )
-        frame_height, frame_width = (int(v) for v in state["frame_size"])
-        last = None
-        if "last.points" in state:
-            last = Reading(covariance=None, **{part: state[f"last.{part}"] for part in _KEPT_OF_LAST})
+        restored = from_arrays(_StreamState, state)
+        cache = self._network.new_cache(*restored.image_size)
+        cache.restore({name: torch.from_numpy(array) for name, array in restored.cache.items()})
         self._stream = _Stream(
-            cache,
-            (height, width),
-            (frame_height, frame_width),
-            int(state["num_frames"]),
-            {
-                int(number): _Seen(int(index), image)
-                for number, index, image in zip(
-                    state["numbers"], state["indices"], state["images"], strict=True
-                )
-            },
-            last,
-            float(state["unit_variance"]),
+            cache=cache,
+            image_size=restored.image_size,
+            frame_size=restored.frame_size,
+            indices=restored.indices,
+            estimator=self._new_estimator(restored.estimation),
         )
 
-    def _prepared(self, members: Sequence[Frame], anchor: Frame) -> _Stream:
+    def _new_stream(self, frame: Frame) -> _Stream:
+        frame_size = (frame.image.shape[0], frame.image.shape[1])
+        size = network_size(*frame_size, self._network.config, self._config)
+        return _Stream(
+            cache=self._network.new_cache(*size),
+            image_size=size,
+            frame_size=frame_size,
+            indices=[],
+            estimator=self._new_estimator(),
+        )
+
+    def _new_estimator(self, state: EstimatorState | None = None) -> WindowEstimator | None:
+        config = self._config.estimation
+        return None if config is None else WindowEstimator(config, self.window, state)
+
+    def _stream_after(self, members: Sequence[Frame], anchor: Frame) -> _Stream:
         """A stream that has seen the members. Loops come in groups that share them, so the last are kept."""
         key = (
             anchor.image.shape,
             *((frame.index, frame.intrinsics, _fingerprint(frame)) for frame in members),
         )
-        ready = self._places.pop(key, None)
+        ready = self._loop_streams.pop(key, None)
         if ready is None:
             ready = self._new_stream(anchor)
             for frame in members:
                 self._advance(ready, frame)
-        if ready.cache.nbytes > _PLACES_BYTES:
+        if ready.cache.nbytes > _LOOP_STREAM_BYTES:
             return ready  # a copy of a large network's cache costs more than it spares
-        self._places[key] = ready
-        while sum(stream.cache.nbytes for stream in self._places.values()) > _PLACES_BYTES:
-            self._places.popitem(last=False)
-        cache = self._network.new_cache(*ready.size)
+        self._loop_streams[key] = ready
+        while sum(stream.cache.nbytes for stream in self._loop_streams.values()) > _LOOP_STREAM_BYTES:
+            self._loop_streams.popitem(last=False)
+        cache = self._network.new_cache(*ready.image_size)
         cache.restore(ready.cache.snapshot())
-        return replace(ready, cache=cache)
-
-    def _remember(self, stream: _Stream, seen: _Seen) -> None:
-        """Takes the newest frame into a stream and forgets those that are neither recent nor keyframes."""
-        frames = {**stream.seen, stream.num_frames: seen}
-        stream.num_frames += 1
-        oldest = stream.num_frames - self.window
-        keyframes = [n for n in frames if n < oldest and n % self._config.keyframe_interval == 0]
-        kept = keyframes[max(0, len(keyframes) - self._config.keyframes) :]
-        stream.seen = {n: frame for n, frame in frames.items() if n >= oldest or n in kept}
-
-    def _steadied(self, stream: _Stream, reading: Reading, camera: Pinhole) -> Reading:
-        """The window in the stream's unit: carried over from window to window, pulled to the network's own.
-
-        A Kalman filter on one number, the logarithm of the window's unit. Geometry that two windows share
-        ties their units closely but drifts in the long run; what the network has learned about sizes is
-        vague but does not drift.
-        """
-        log_unit, sigma = compare_units(reading, stream.last, camera)
-        if stream.last is not None and sigma is not None:
-            predicted = stream.unit_variance + sigma**2
-            gain = predicted / (predicted + self._config.unit_sigma**2)
-            stream.unit_variance = (1 - gain) * predicted
-            reading = reading.scaled(float(np.exp((1 - gain) * log_unit)))
-            if reading.covariance is not None:  # it was adjusted, and its confidence is one in depths
-                reading = with_memory(reading, stream.last, camera)
-        stream.last = replace(reading, covariance=None)
-        return reading
-
-    def _new_stream(self, frame: Frame) -> _Stream:
-        frame_size = (frame.image.shape[0], frame.image.shape[1])
-        size = network_size(*frame_size, self._network.config, self._config)
-        unit_variance = self._config.unit_sigma**2
-        return _Stream(self._network.new_cache(*size), size, frame_size, 0, {}, None, unit_variance)
+        return replace(ready, cache=cache, estimator=copy(ready.estimator))
 
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
-        """One network step and what follows from it."""
-        height, width = stream.size
-        image = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
-        # Colours lie together, here as in an image file: (1, 3, H, W), but in that order only by name.
-        pixels = torch.from_numpy(image).to(self._device)[None].permute(0, 3, 1, 2).float() / 255
-        known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
-        camera = None if known is None else _camera_tensor(known, self._device)
-        with torch.inference_mode():
-            output = self._network.stream(pixels, stream.cache, camera)
-        self._remember(stream, _Seen(frame.index, grey(image)))
-        seen_with = known or _estimated_camera(output, height, width)
-        reading = Reading.of(output, seen_with, along_rays=self._network.config.point_kind == "depth")
-        if output.matches is not None and self._config.adjust:
-            images = {age: seen.image for age, seen in stream.by_age().items()}
-            reading = refined(
-                reading, output.matches, output.pairs[:, 2], images, seen_with, stream.last,
-                self._config.adjustment,
-            )  # fmt: skip
-        reading = self._steadied(stream, reading, seen_with).loosened()
-        by_age = stream.by_age()
-        members = np.array([by_age[int(age)].index for age in reading.ages], np.int64)
+        """One network step and, where the preset has it, the estimation of the window."""
+        height, width = stream.image_size
+        with single_threaded_opencv():
+            resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
+            image = np.asarray(resized, np.uint8)
+            known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
+            output = self._run_network(image, known, stream.cache)
+            camera = known or _predicted_camera(output, height, width)
+            window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
+            if stream.estimator is not None:
+                ages = output.pairs[:, 2]
+                window = stream.estimator.step(window, output.matches, ages, image, camera)
+        stream.add_index(frame.index, self.window)
+        members = np.array([stream.indices[age] for age in window.ages], np.int64)
         order = np.argsort(members)
         return WindowPrediction(
             anchor=frame.index,
             members=members[order],
-            member_from_anchor_rotation=reading.rotation[order],
-            member_from_anchor_translation=reading.translation[order],
+            member_from_anchor_rotation=window.rotation[order],
+            member_from_anchor_translation=window.translation[order],
             confidence=np.ones(len(members)),
-            covariance=None if reading.covariance is None else reading.covariance[order],
-            points_in_anchor=reading.points,
-            points_confidence=reading.confidence,
-            intrinsics=frame.intrinsics or seen_with.resized(stream.frame_size[1], stream.frame_size[0]),
+            covariance=None if window.covariance is None else window.covariance[order],
+            points_in_anchor=window.points,
+            points_confidence=window.confidence,
+            intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
             descriptor=describe(output.tokens[0]),
         )
 
+    def _run_network(
+        self, image: NDArray[np.uint8], known: Pinhole | None, cache: ImageCache
+    ) -> WindowOutput:
+        # Colours lie together, here as in an image file: (1, 3, H, W), but in that order only by name.
+        pixels = torch.from_numpy(image).to(self._device)[None].permute(0, 3, 1, 2).float() / 255
+        camera = None if known is None else _camera_tensor(known, self._device)
+        with torch.inference_mode():
+            return self._network.stream(pixels, cache, camera)
 
-_PLACES_BYTES = 64 * 2**20
-"""Of the caches of places that loops were related to, in all."""
-_KEPT_OF_LAST = ("ages", "rotation", "translation", "points", "confidence")
 
-
-@dataclass(frozen=True)
-class _Seen:
-    """What is kept of a frame."""
-
-    index: int
-    image: NDArray[np.uint8]
-    """(H, W), grey, of the network's size"""
+_LOOP_STREAM_BYTES = 64 * 2**20
+"""Memory of the caches of streams that loops were related to, in all."""
+_GRID_ROWS, _GRID_COLUMNS = range(2, 13), range(2, 25)
+"""Rows and columns of tokens that images of the correlation preset may have: narrower ones hold no window of
+cells, and larger ones take more time than it was made for."""
+_MIN_FOV_RAD, _MAX_FOV_RAD = 0.2, 2.8
+"""Fields of view beyond these are no camera's but a network's that is lost; the points stay finite."""
 
 
 @dataclass
 class _Stream:
-    """State of one stream."""
+    """One stream of frames through the network."""
 
     cache: ImageCache
-    size: tuple[int, int]
+    image_size: tuple[int, int]
     """(H, W) of the network's images"""
     frame_size: tuple[int, int]
     """(H, W) of the frames"""
-    num_frames: int
-    """Taken so far"""
-    seen: dict[int, _Seen]
-    """Frames of the window and older keyframes, oldest first, by how many came before them"""
-    last: Reading | None
-    """The window before, in the stream's unit, without covariances"""
-    unit_variance: float
-    """Of the logarithm of the stream's unit"""
+    indices: list[int]
+    """Indices of the frames that a window can name, newest first: that of a frame is at its age"""
+    estimator: WindowEstimator | None
+    """Of the correlation preset"""
 
-    def by_age(self) -> dict[int, _Seen]:
-        """The same frames by how many came after them."""
-        return {self.num_frames - 1 - number: seen for number, seen in self.seen.items()}
+    def add_index(self, index: int, window: int) -> None:
+        """Takes in the current frame and forgets those that no window can name any more."""
+        max_age = window - 1 if self.estimator is None else self.estimator.max_age
+        self.indices = [index, *self.indices[:max_age]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StreamState:
+    """What a snapshot holds of a stream."""
+
+    cache: dict[str, NDArray[Any]]
+    """`ImageCache.snapshot`"""
+    image_size: tuple[int, int]
+    frame_size: tuple[int, int]
+    indices: list[int]
+    estimation: EstimatorState | None
 
 
 def network_size(
@@ -309,16 +280,17 @@ def network_size(
 
     def misfit(grid: tuple[int, int]) -> float:
         stretch = abs(np.log(grid[1] * height / (grid[0] * width)))
-        return float(stretch + 0.5 * abs(np.log(grid[0] * grid[1] * patch**2 / config.area)))
+        excess = abs(np.log(grid[0] * grid[1] * patch**2 / config.area))
+        return float(stretch + config.area_weight * excess)
 
-    rows, cols = min(((h, w) for h in range(2, 13) for w in range(2, 25)), key=misfit)
+    rows, cols = min(((h, w) for h in _GRID_ROWS for w in _GRID_COLUMNS), key=misfit)
     return rows * patch, cols * patch
 
 
 def describe(tokens: Tensor) -> NDArray[np.float32]:
     """Global description (3 C,) of an image from its encoder tokens (N, C): mean, spread and peak."""
     parts = [tokens.mean(0), tokens.std(0), tokens.amax(0)]
-    return torch.cat(parts).float().cpu().numpy()
+    return np.asarray(torch.cat(parts).float().cpu().numpy(), np.float32)
 
 
 def _fingerprint(frame: Frame) -> bytes:
@@ -329,8 +301,27 @@ def _camera_tensor(camera: Pinhole, device: torch.device) -> Tensor:
     return torch.tensor([[camera.fx, camera.fy, camera.cx, camera.cy]], dtype=torch.float32, device=device)
 
 
-def _estimated_camera(output: WindowOutput, height: int, width: int) -> Pinhole:
+def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool) -> WindowEstimate:
+    """What the network predicts of the first stream of an output; `along_rays` puts depths on the rays of
+    `camera`."""
+    ages = output.ages[0].cpu().numpy()
+    members = np.flatnonzero(ages > 0)
+    pose = output.poses[-1][0].double().cpu().numpy()[members]
+    points = output.points[0].float().cpu().numpy()
+    if along_rays:
+        small = camera.resized(points.shape[1], points.shape[0])
+        points = small.unproject_map(points[..., 2]).astype(np.float32)
+    return WindowEstimate(
+        ages=ages[members],
+        rotation=rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64),
+        translation=pose[:, :3],
+        points=points,
+        confidence=output.confidence[0].float().cpu().numpy(),
+    )
+
+
+def _predicted_camera(output: WindowOutput, height: int, width: int) -> Pinhole:
     """The camera of the field of view that the camera head predicts, median over the window."""
-    fov = output.poses[-1][0, :, 7:].median(0).values.clamp(0.2, 2.8)
+    fov = output.poses[-1][0, :, 7:].median(0).values.clamp(_MIN_FOV_RAD, _MAX_FOV_RAD)
     fy, fx = (torch.tensor([height, width], device=fov.device) / 2 / torch.tan(fov / 2)).tolist()
     return Pinhole(fx, fy, (width - 1) / 2, (height - 1) / 2, width, height)
