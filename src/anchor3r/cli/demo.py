@@ -26,9 +26,10 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         seed: Of the world.
         frames: How many to map.
     """
+    from anchor3r.model import TINY_WEIGHTS
     from anchor3r.pipeline.mapping import MappingRun
     from anchor3r.pipeline.refine import refine_map
-    from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
 
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN

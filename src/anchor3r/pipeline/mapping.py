@@ -49,9 +49,7 @@ def map_source(
     """
     settings = settings or MapSettings()
     if predictor is None:
-        predictor = load_predictor(
-            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
-        )
+        predictor = predictor_of(settings)
     opened: AbstractContextManager[Source] = (
         nullcontext(source)
         if isinstance(source, Source)
@@ -64,6 +62,19 @@ def map_source(
         for update in run:
             on_update(update)
     return run.summary()
+
+
+def predictor_of(settings: MapSettings) -> Predictor:
+    """The predictor that settings name, as they say it is run."""
+    return load_predictor(
+        settings.predictor,
+        window=settings.window,
+        seed=settings.seed,
+        every=settings.every,
+        device=settings.device,
+        dtype=settings.dtype,
+        compile=settings.compile,
+    )
 
 
 class MappingRun:
