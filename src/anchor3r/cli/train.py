@@ -39,11 +39,23 @@ class AblationOptions:
         if self.variant is not None or seed is not None:
             raise Anchor3RError("--all trains every variant with every seed; leave --variant and --seed out")
         out = _folder(out)
-        for seed in range(self.seeds):
-            yield from ((name, seed, out / name / f"seed-{seed}") for name in VARIANTS)
+        for number in range(self.seeds):
+            yield from ((name, number, out / name / f"seed-{number}") for name in VARIANTS)
 
 
-_NO_VARIANT = AblationOptions()
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """How a run uses this machine."""
+
+    workers: int = 0
+    """Processes that prepare clips ahead."""
+    threads: int = 1
+    """Threads of this process; two processes of one thread beat one process of two."""
+    stop_after: int | None = None
+    """Stop, resumably, after this step."""
+
+
+_NO_VARIANT, _ONE_THREAD = AblationOptions(), MachineOptions()
 
 
 def train(
@@ -59,9 +71,7 @@ def train(
     ablation: tyro.conf.OmitArgPrefixes[AblationOptions] = _NO_VARIANT,
     seed: int | None = None,
     sharding: str | None = None,
-    workers: int = 0,
-    threads: int = 1,
-    stop_after: int | None = None,
+    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
 ) -> None:
     """Train a network on a recipe: tiny (CPU, rendered worlds), paper (GPUs, data sets), or the paper's
@@ -86,9 +96,7 @@ def train(
         seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
             and sees new clips.
         sharding: ddp or fsdp.
-        workers: Processes that prepare clips ahead.
-        threads: Threads of this process; two processes of one thread beat one process of two.
-        stop_after: Stop, resumably, after this step.
+        machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
     from anchor3r.training.recipes import load_recipe
@@ -97,10 +105,9 @@ def train(
         steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
         sharding=sharding,
     )  # fmt: skip
-    machine: dict[str, Any] = {"workers": workers, "threads": threads, "stop_after": stop_after}
     for name, number, folder in ablation.runs(out, seed):
         chosen = load_recipe(recipe, data, seed=number, variant=name, **changes)
-        _run(chosen, folder, resume=True, **machine)
+        _run(chosen, folder, machine, resume=True)
     if ablation.every_variant:
         return
     chosen = load_recipe(recipe, data, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
@@ -109,7 +116,7 @@ def train(
 
         print(step_cost(chosen).in_words())
         return
-    _run(chosen, _folder(out), resume=resume, **machine)
+    _run(chosen, _folder(out), machine, resume=resume)
 
 
 def _given(**values: Any) -> dict[str, Any]:
@@ -123,17 +130,15 @@ def _folder(out: Path | None) -> Path:
     return out
 
 
-def _run(
-    recipe: Recipe, out: Path, *, resume: bool, workers: int, threads: int, stop_after: int | None
-) -> None:
+def _run(recipe: Recipe, out: Path, machine: MachineOptions, *, resume: bool) -> None:
     """Trains; the first process shows how far it is."""
     import torch
 
     from anchor3r.training.distributed import processes
     from anchor3r.training.trainer import RunConfig, Trainer
 
-    torch.set_num_threads(threads)
-    config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
+    torch.set_num_threads(machine.threads)
+    config = RunConfig(out=out, resume=resume, workers=machine.workers, stop_after=machine.stop_after)
     with processes() as group:
         trainer = Trainer(recipe, config, group)
         if not group.is_first:
