@@ -19,6 +19,8 @@ CLUSTER_M = 20.0
 """Side of the ground cells whose quads are culled together."""
 DECAL_BIAS = 2e-3
 """Relative depth advantage of what lies flat on something else."""
+_MAX_PATH_POSITIONS = 600
+"""Camera positions that things are kept clear of; a longer path is thinned."""
 
 
 class Paint(NamedTuple):
@@ -259,3 +261,16 @@ def _diffuse(normal: NDArray, environment: NDArray[np.void]) -> NDArray:
     sun = np.maximum(0, normal @ environment["sun_direction"][0])[:, None]
     up = (0.5 - 0.5 * normal[:, 1])[:, None]
     return sun * environment["sun"] + up * environment["ambient_up"] + (1 - up) * environment["ambient_down"]
+
+
+def box_clearance(
+    path: NDArray, x: NDArray, z: NDArray, size: NDArray, yaw: ArrayLike, base: ArrayLike = 0.0
+) -> NDArray:
+    """(n,) metres between upright boxes (as `SceneBuilder.boxes` takes them) and camera positions (p, 3)."""
+    path = path[:: max(1, len(path) // _MAX_PATH_POSITIONS)]
+    yaw, base = np.broadcast_to(yaw, x.shape), np.broadcast_to(base, x.shape)
+    dx, dz = path[:, 0, None] - x, path[:, 2, None] - z
+    right, forward = dx * np.cos(yaw) - dz * np.sin(yaw), dx * np.sin(yaw) + dz * np.cos(yaw)
+    above = -path[:, 1, None] - (base + size[:, 1] / 2)
+    gaps = [np.abs(offset) - size[:, k] / 2 for k, offset in ((0, right), (1, above), (2, forward))]
+    return np.sqrt(sum(np.maximum(gap, 0) ** 2 for gap in gaps)).min(0)

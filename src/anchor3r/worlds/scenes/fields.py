@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
-from anchor3r.worlds.scenes.clearance import box_clearance
+from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
 from anchor3r.worlds.scenes.landscape import add_backdrop, add_bushes, add_trees
 from anchor3r.worlds.scenes.lighting import outdoors
 from anchor3r.worlds.scenes.scene import ON_GROUND, Scene

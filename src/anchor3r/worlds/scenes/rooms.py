@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
-from anchor3r.worlds.scenes.clearance import box_clearance
+from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
 from anchor3r.worlds.scenes.lighting import indoors
 from anchor3r.worlds.scenes.scene import EMISSIVE, ON_GROUND, Scene
 from anchor3r.worlds.scenes.textures import TextureBank
