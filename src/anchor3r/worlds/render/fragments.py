@@ -13,9 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anchor3r.kernels import Record, kernel
+from anchor3r.kernels import Array, Record, kernel
 from anchor3r.worlds.render.visibility import SKY, ball_inverse_depth
 from anchor3r.worlds.scenes.scene import EMISSIVE, ON_GROUND, TRIANGLE
 from anchor3r.worlds.scenes.textures import CHAIN, LEVEL_START, LEVELS, SIZE
@@ -70,7 +69,7 @@ def fast_log2(value: float) -> float:
 
 
 @kernel(fast=True)
-def _uniform(slots: NDArray, i: int, j: int, samples: int) -> bool:
+def _uniform(slots: Array, i: int, j: int, samples: int) -> bool:
     """Whether all samples of pixel (i, j) see the same surface."""
     first = slots[i * samples, j * samples]
     same = True
@@ -88,7 +87,7 @@ def _start(fragment: Record, pixel: int, slot: int, x: float, y: float) -> None:
 
 @kernel(fast=True)
 def gather_fragments(
-    slots: NDArray, samples: int, camera: NDArray, first_row: int, last_row: int, fragments: NDArray
+    slots: Array, samples: int, camera: Array, first_row: int, last_row: int, fragments: Array
 ) -> int:
     """Fills in the fragments of some image rows, pixel by pixel; returns their number.
 
@@ -132,7 +131,7 @@ def gather_fragments(
 
 
 @kernel(fast=True)
-def compose(fragments: NDArray, environments: NDArray, colour: NDArray, depth_m: NDArray) -> None:
+def compose(fragments: Array, environments: Array, colour: Array, depth_m: Array) -> None:
     """Fills colour (H, W, 3) in linear light and depth_m (H, W), 0 = sky."""
     haze_per_m = environments[0].haze_per_m
     haze = environments[0].haze
@@ -223,8 +222,8 @@ def _paint_quad(
 
 @kernel(fast=True)
 def trace_quads(
-    fragments: NDArray, quads: NDArray, index: NDArray, coefs: NDArray, width: int, camera: NDArray,
-    environments: NDArray,
+    fragments: Array, quads: Array, index: Array, coefs: Array, width: int, camera: Array,
+    environments: Array,
 ) -> None:  # fmt: skip
     """Fills in the fragments that see a quad."""
     fx, fy, cx, cy = camera
@@ -290,8 +289,8 @@ def _paint_ball(fragment: Record, ball: Record, environment: Record, cosine: flo
 
 @kernel(fast=True)
 def trace_balls(
-    fragments: NDArray, balls: NDArray, index: NDArray, coefs: NDArray, rotation: NDArray, centre: NDArray,
-    width: int, camera: NDArray, environments: NDArray,
+    fragments: Array, balls: Array, index: Array, coefs: Array, rotation: Array, centre: Array,
+    width: int, camera: Array, environments: Array,
 ) -> None:  # fmt: skip
     """Fills in the fragments that see a ball; rotation is camera_from_world, centre the camera's."""
     fx, fy, cx, cy = camera
@@ -333,7 +332,7 @@ def trace_balls(
 
 
 @kernel(fast=True)
-def trace_sky(fragments: NDArray, rotation: NDArray, focal: float, environments: NDArray) -> None:
+def trace_sky(fragments: Array, rotation: Array, focal: float, environments: Array) -> None:
     """Fills in the fragments that see the sky: a gradient from haze to zenith, and a place in the clouds."""
     e = environments[0]
     for f in range(len(fragments)):
@@ -371,7 +370,7 @@ def _red(texel: np.uint32) -> float:
 
 
 @kernel(fast=True)
-def sample_textures(fragments: NDArray, texels: NDArray) -> None:
+def sample_textures(fragments: Array, texels: Array) -> None:
     """Fills in the colour, still without light."""
     flat = texels.reshape(-1)
     for f in range(len(fragments)):
@@ -413,7 +412,7 @@ def sample_textures(fragments: NDArray, texels: NDArray) -> None:
 
 
 @kernel(fast=True)
-def sample_stains(fragments: NDArray, texels: NDArray, environments: NDArray) -> None:
+def sample_stains(fragments: Array, texels: Array, environments: Array) -> None:
     """Applies the stains of surfaces and the clouds of the sky, both from red channels of noise textures."""
     e = environments[0]
     cloud_light = 1.25 * max(e.haze[0], e.haze[1], e.haze[2])
@@ -456,7 +455,7 @@ def _lamp_light(fragment: Record, environment: Record) -> float:
 
 
 @kernel(fast=True)
-def light_fragments(fragments: NDArray, environments: NDArray, lightmap: NDArray, frame: NDArray) -> None:
+def light_fragments(fragments: Array, environments: Array, lightmap: Array, frame: Array) -> None:
     """Turns encoded colour into linear light that reaches the camera; lightmap and frame as in `Lightmap`."""
     environment = environments[0]
     texels_per_m, finest = frame[2], int(frame[3])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Pinhole
-from anchor3r.kernels import kernel
+from anchor3r.kernels import Array, kernel
 from anchor3r.worlds.render.fragments import (
     FRAGMENT,
     compose,
@@ -36,7 +36,7 @@ def _mix(key: np.uint64) -> np.uint64:
 
 
 @kernel(fast=True)
-def _blur(rows: NDArray, strength: float) -> NDArray:
+def _blur(rows: Array, strength: float) -> Array:
     """Convolves (H, W * 3) with (strength, 1 - 2 strength, strength) both ways, borders repeated."""
     height, width = rows.shape
     middle, side = np.float32(1 - 2 * strength), np.float32(strength)
@@ -56,7 +56,7 @@ def _blur(rows: NDArray, strength: float) -> NDArray:
 
 
 @kernel(fast=True)
-def _noise_row(row: NDArray, key: np.uint64, scale: np.float32) -> None:
+def _noise_row(row: Array, key: np.uint64, scale: np.float32) -> None:
     """Adds noise to (W * 3,) values, three from each 64-bit counter hash."""
     for j in range(len(row) // 3):
         bits = _mix(key + np.uint64(j) * np.uint64(0x9E3779B97F4A7C15))
@@ -69,7 +69,7 @@ def _noise_row(row: NDArray, key: np.uint64, scale: np.float32) -> None:
 
 @kernel(fast=True)
 def expose(
-    colour: NDArray, exposure: float, blur: float, vignetting: float, noise: float, key: np.uint64
+    colour: Array, exposure: float, blur: float, vignetting: float, noise: float, key: np.uint64
 ) -> NDArray[np.uint8]:
     """(H, W, 3) linear light -> uint8. `noise` is a deviation in grey levels, `key` makes it repeatable.
 
@@ -102,10 +102,10 @@ def expose(
 
 @kernel(fast=True)
 def shade_image(
-    quads: NDArray, quad_index: NDArray, quad_coefs: NDArray, balls: NDArray, ball_index: NDArray,
-    ball_coefs: NDArray, environment: NDArray, lightmap: NDArray, lightmap_frame: NDArray, texels: NDArray,
-    rotation: NDArray, translation: NDArray, camera: NDArray, samples: int, slots: NDArray,
-    colour: NDArray, depth_m: NDArray,
+    quads: Array, quad_index: Array, quad_coefs: Array, balls: Array, ball_index: Array,
+    ball_coefs: Array, environment: Array, lightmap: Array, lightmap_frame: Array, texels: Array,
+    rotation: Array, translation: Array, camera: Array, samples: int, slots: Array,
+    colour: Array, depth_m: Array,
 ) -> None:  # fmt: skip
     """Fills colour (H, W, 3) in linear light and depth_m (H, W), 0 = sky, from what the samples see."""
     height, width = depth_m.shape

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.lightmap import Occluders, bake_lightmap
 from anchor3r.worlds.scenes.scene import BALL, CLUSTER, EMISSIVE, QUAD, Scene
 from anchor3r.worlds.scenes.textures import TextureBank
@@ -75,13 +76,13 @@ class Painter:
 
 
 class _QuadBatch(NamedTuple):
-    origin: NDArray
-    edge_s: NDArray
-    edge_t: NDArray
+    origin: Array
+    edge_s: Array
+    edge_t: Array
     paint: Paint
-    dark: NDArray
-    flags: NDArray
-    bias: NDArray
+    dark: Array
+    flags: Array
+    bias: Array
 
 
 class SceneBuilder:
@@ -90,7 +91,7 @@ class SceneBuilder:
     def __init__(self, rng: np.random.Generator, bank: TextureBank) -> None:
         self._rng, self._bank = rng, bank
         self._quads: list[_QuadBatch] = []
-        self._balls: list[tuple[NDArray, NDArray, NDArray, Paint]] = []
+        self._balls: list[tuple[Array, Array, Array, Paint]] = []
         self._occluders: list[Occluders] = []
 
     def quads(
@@ -248,7 +249,7 @@ def _column(value: ArrayLike, n: int) -> NDArray[np.float64]:
     return out
 
 
-def _records(dtype: np.dtype, **fields: NDArray) -> NDArray[np.void]:
+def _records(dtype: np.dtype, **fields: Array) -> NDArray[np.void]:
     """A structured array of these columns."""
     out = np.zeros(len(next(iter(fields.values()))), dtype)
     for name, column in fields.items():
@@ -256,7 +257,7 @@ def _records(dtype: np.dtype, **fields: NDArray) -> NDArray[np.void]:
     return out
 
 
-def _diffuse(normal: NDArray, environment: NDArray[np.void]) -> NDArray:
+def _diffuse(normal: Array, environment: NDArray[np.void]) -> Array:
     """(n, 3) light of sun and sky on surfaces with these normals."""
     sun = np.maximum(0, normal @ environment["sun_direction"][0])[:, None]
     up = (0.5 - 0.5 * normal[:, 1])[:, None]
@@ -264,8 +265,8 @@ def _diffuse(normal: NDArray, environment: NDArray[np.void]) -> NDArray:
 
 
 def box_clearance(
-    path: NDArray, x: NDArray, z: NDArray, size: NDArray, yaw: ArrayLike, base: ArrayLike = 0.0
-) -> NDArray:
+    path: Array, x: Array, z: Array, size: Array, yaw: ArrayLike, base: ArrayLike = 0.0
+) -> Array:
     """(n,) metres between upright boxes (as `SceneBuilder.boxes` takes them) and camera positions (p, 3)."""
     path = path[:: max(1, len(path) // _MAX_PATH_POSITIONS)]
     yaw, base = np.broadcast_to(yaw, x.shape), np.broadcast_to(base, x.shape)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from anchor3r.geometry import SE3
+from anchor3r.kernels import Array
 
 Rng = np.random.Generator
 _HEADINGS = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])
@@ -21,13 +22,13 @@ SPACING_M = 0.1
 SMOOTHING_M = 5.0
 
 
-def poses(position: NDArray, yaw: ArrayLike, pitch: ArrayLike, roll: ArrayLike) -> SE3:
+def poses(position: Array, yaw: ArrayLike, pitch: ArrayLike, roll: ArrayLike) -> SE3:
     """camera_from_world of cameras at positions (n, 3) with these angles (n,) in radians."""
     turn = _rotation(yaw, 1) @ _rotation(pitch, 0) @ _rotation(roll, 2)
     return SE3(turn, np.asarray(position, float)).inverse()
 
 
-def _rotation(angle: ArrayLike, axis: int) -> NDArray:
+def _rotation(angle: ArrayLike, axis: int) -> Array:
     """(n,) -> (n, 3, 3), right-handed about one axis."""
     angle = np.asarray(angle, float)
     out = np.broadcast_to(np.eye(3), (*angle.shape, 3, 3)).copy()
@@ -37,7 +38,7 @@ def _rotation(angle: ArrayLike, axis: int) -> NDArray:
     return out
 
 
-def wave(rng: Rng, time: NDArray, period: float, components: int = 3) -> NDArray:
+def wave(rng: Rng, time: Array, period: float, components: int = 3) -> Array:
     """A smooth random function of time within [-1, 1], with periods from `period` to three times it."""
     frequency = 2 * np.pi / (period * rng.uniform(1.0, 3.0, components))
     phase = rng.uniform(0, 2 * np.pi, components)
@@ -48,8 +49,8 @@ def wave(rng: Rng, time: NDArray, period: float, components: int = 3) -> NDArray
 def handheld(
     rng: Rng,
     frames: int,
-    low: NDArray,
-    high: NDArray,
+    low: Array,
+    high: Array,
     step_m: float,
     turn_deg: float,
     look_yaw: float | None = None,
@@ -84,7 +85,7 @@ def handheld(
 
 
 def orbit(
-    rng: Rng, frames: int, radius: tuple[float, float], height: tuple[float, float], target: NDArray
+    rng: Rng, frames: int, radius: tuple[float, float], height: tuple[float, float], target: Array
 ) -> SE3:
     """Circles a target (3,) at varying radius and height, looking inwards, now and then turning back."""
     frame = np.arange(frames, dtype=float)
@@ -123,12 +124,12 @@ class StreetGrid:
         """From the middle of the street to the far side of the pavement."""
         return self.half_width + self.pavement
 
-    def crossing(self, node: NDArray) -> NDArray:
+    def crossing(self, node: Array) -> Array:
         """World (x, z) of crossings (..., 2)."""
         return node * np.array([self.block_x, self.block_z])
 
 
-def grid_route(rng: Rng, grid: StreetGrid, length_m: float, turn_share: float) -> NDArray:
+def grid_route(rng: Rng, grid: StreetGrid, length_m: float, turn_share: float) -> Array:
     """Positions (x, z) every SPACING_M along a drive of at least `length_m`, after rounding its corners.
 
     `turn_share` is the chance to turn at a crossing. A turn is likely to repeat the last one, which leads
@@ -159,9 +160,7 @@ def grid_route(rng: Rng, grid: StreetGrid, length_m: float, turn_share: float) -
     return _rounded(np.array(corners), np.array(radii))
 
 
-def _choose(
-    rng: Rng, grid: StreetGrid, node: NDArray, heading: int, last_turn: int, turn_share: float
-) -> int:
+def _choose(rng: Rng, grid: StreetGrid, node: Array, heading: int, last_turn: int, turn_share: float) -> int:
     """The next heading at a crossing: never back, never out of the grid unless there is no other way."""
     weights = {0: 1 - turn_share, last_turn: 0.7 * turn_share, -last_turn: 0.3 * turn_share, 2: 1e-9}
     if last_turn == 0:
@@ -175,20 +174,20 @@ def _choose(
     return int(rng.choice(options, p=np.array(chances) / sum(chances)))
 
 
-def _lane_offset(grid: StreetGrid, heading: int) -> NDArray:
+def _lane_offset(grid: StreetGrid, heading: int) -> Array:
     return grid.lane * _HEADINGS[(heading + 1) % 4]
 
 
-def _lane_start(grid: StreetGrid, node: NDArray, heading: int) -> NDArray:
+def _lane_start(grid: StreetGrid, node: Array, heading: int) -> Array:
     return grid.crossing(node) + _lane_offset(grid, heading)
 
 
-def _lane_corner(grid: StreetGrid, node: NDArray, heading: int, ahead: int) -> NDArray:
+def _lane_corner(grid: StreetGrid, node: Array, heading: int, ahead: int) -> Array:
     """Where the lane of the old street meets that of the new one."""
     return grid.crossing(node) + _lane_offset(grid, heading) + _lane_offset(grid, ahead)
 
 
-def _rounded(corners: NDArray, radii: NDArray) -> NDArray:
+def _rounded(corners: Array, radii: Array) -> Array:
     """The polyline with arcs at its corners every SPACING_M, smoothed so that the yaw rate does not jump."""
     pieces, position = [], corners[0]
     for k in range(1, len(corners)):
@@ -210,7 +209,7 @@ def _rounded(corners: NDArray, radii: NDArray) -> NDArray:
     return np.stack([np.convolve(points[:, k], window, mode="valid") for k in range(2)], 1)
 
 
-def drive(rng: Rng, route: NDArray, frames: int, height_m: float, speed_m: tuple[float, float]) -> SE3:
+def drive(rng: Rng, route: Array, frames: int, height_m: float, speed_m: tuple[float, float]) -> SE3:
     """Poses of a camera on a car that follows the route, slower in bends, with pitch, roll and bob."""
     frame = np.arange(frames, dtype=float)
     step = np.diff(route, axis=0)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.builder import Paint, Painter, SceneBuilder
 from anchor3r.worlds.scenes.landscape import add_backdrop, add_bushes, add_trees
 from anchor3r.worlds.scenes.lighting import outdoors
@@ -28,24 +29,22 @@ VIEW_M = 100.0
 class Sides(NamedTuple):
     """S street sides from crossing to crossing, seen from the middle of the street."""
 
-    start: NDArray
+    start: Array
     """(S, 2) x, z of the crossing"""
-    along: NDArray
+    along: Array
     """(S, 2) unit"""
-    outward: NDArray
+    outward: Array
     """(S, 2) unit, away from the street"""
-    length: NDArray
+    length: Array
     """(S,)"""
 
-    def place(
-        self, side: NDArray, along: NDArray, offset: NDArray | float
-    ) -> tuple[NDArray, NDArray, NDArray]:
+    def place(self, side: Array, along: Array, offset: Array | float) -> tuple[Array, Array, Array]:
         """World x, z and yaw of k things, so far along and away from the middle, fronts to the street."""
         offset = np.broadcast_to(offset, along.shape)
         point = self.start[side] + along[:, None] * self.along[side] + offset[:, None] * self.outward[side]
         return point[:, 0], point[:, 1], np.arctan2(self.outward[side, 0], self.outward[side, 1])
 
-    def slots(self, rng: Rng, margin: float, gap: tuple[float, float]) -> tuple[NDArray, NDArray, NDArray]:
+    def slots(self, rng: Rng, margin: float, gap: tuple[float, float]) -> tuple[Array, Array, Array]:
         """Consecutive slots of random lengths on every side: the side, middle and length (k,) of each."""
         count = int((self.length.max() - 2 * margin) / gap[0]) + 1
         width = rng.uniform(*gap, (len(self.length), max(1, count)))
@@ -64,7 +63,7 @@ class Town(NamedTuple):
     sides: Sides
 
 
-def sides_near(grid: StreetGrid, route: NDArray, view_m: float) -> Sides:
+def sides_near(grid: StreetGrid, route: Array, view_m: float) -> Sides:
     """Both sides of the streets within `view_m` of a route (p, 2); sides k and k + S/2 are one street."""
     i, j = np.meshgrid(np.arange(grid.columns + 1), np.arange(grid.rows + 1), indexing="ij")
     nodes = np.stack([i, j], -1)
@@ -109,14 +108,14 @@ def add_houses(town: Town) -> None:
     _add_doors(rng, builder, painter, x, z, size, yaw)
 
 
-def horizontal_axes(yaw: NDArray) -> tuple[NDArray, NDArray]:
+def horizontal_axes(yaw: Array) -> tuple[Array, Array]:
     """Unit right and forward vectors (n, 3) of things turned by yaw."""
     zero = np.zeros_like(yaw)
     return np.stack([np.cos(yaw), zero, -np.sin(yaw)], 1), np.stack([np.sin(yaw), zero, np.cos(yaw)], 1)
 
 
 def _add_roofs(
-    rng: Rng, builder: SceneBuilder, x: NDArray, z: NDArray, size: NDArray, yaw: NDArray,
+    rng: Rng, builder: SceneBuilder, x: Array, z: Array, size: Array, yaw: Array,
     roof: Paint, wall: Paint,
 ) -> None:  # fmt: skip
     """Gable roofs: two slopes with an overhang, and a triangle of wall at either end."""
@@ -139,7 +138,7 @@ def _add_roofs(
 
 
 def _add_doors(
-    rng: Rng, builder: SceneBuilder, painter: Painter, x: NDArray, z: NDArray, size: NDArray, yaw: NDArray
+    rng: Rng, builder: SceneBuilder, painter: Painter, x: Array, z: Array, size: Array, yaw: Array
 ) -> None:
     """A door, and sometimes a shop sign, on the front of each house."""
     n = len(x)
@@ -173,7 +172,7 @@ def add_cars(town: Town) -> None:
 
 
 def _park(
-    rng: Rng, builder: SceneBuilder, painter: Painter, x: NDArray, z: NDArray, yaw: NDArray, ground: float
+    rng: Rng, builder: SceneBuilder, painter: Painter, x: Array, z: Array, yaw: Array, ground: float
 ) -> None:
     """Body, cabin, wheels, lamps and plates; a car's length lies along its local x."""
     n = len(x)
@@ -275,7 +274,7 @@ def add_clutter(town: Town) -> None:
         )
 
 
-def street_scene(rng: Rng, bank: TextureBank, grid: StreetGrid, route: NDArray) -> Scene:
+def street_scene(rng: Rng, bank: TextureBank, grid: StreetGrid, route: Array) -> Scene:
     """The town around a route (p, 2) of x, z positions."""
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     town = Town(rng, builder, painter, grid, sides_near(grid, route, VIEW_M))
@@ -295,16 +294,14 @@ def street_scene(rng: Rng, bank: TextureBank, grid: StreetGrid, route: NDArray) 
     return builder.build(outdoors(rng, bank), ground)
 
 
-def _flat(
-    x0: NDArray, z0: NDArray, x1: NDArray, z1: NDArray, height: float
-) -> tuple[NDArray, NDArray, NDArray]:
+def _flat(x0: Array, z0: Array, x1: Array, z1: Array, height: float) -> tuple[Array, Array, Array]:
     """Origin and edges of horizontal rectangles that face up."""
     zero = np.zeros_like(x0)
     origin = np.stack([x0, zero - height, z0], -1)
     return origin, np.stack([x1 - x0, zero, zero], -1), np.stack([zero, zero, z1 - z0], -1)
 
 
-def _add_ground(town: Town, low: NDArray, high: NDArray) -> None:
+def _add_ground(town: Town, low: Array, high: Array) -> None:
     rng, builder, painter, grid, sides = town
     land = painter.paint(
         str(rng.choice(["grass", "soil", "paving"], p=[0.55, 0.25, 0.2])), 1, (3, 6), grime=0.5
@@ -365,7 +362,7 @@ def _add_markings(town: Town) -> None:
 
 
 def _lines(
-    side: NDArray, along: NDArray | float, offset: float, length: NDArray | float, width: float
+    side: Array, along: Array | float, offset: float, length: Array | float, width: float
 ) -> NDArray[np.float64]:
     """(5, k): side, place along it, distance from the middle, length and width of k painted lines."""
     return np.stack([np.broadcast_to(value, side.shape) for value in (side, along, offset, length, width)])
