@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
+from anchor3r.cli.render import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
 MEASURED = 1.3
 """The tiny network's confidence in points that its windows have measured; the sky, for one, stays below."""
 VOXEL_M = 0.1
-PICTURE_SIZE = (1600, 900)
 
 
 def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:

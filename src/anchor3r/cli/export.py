@@ -80,10 +80,10 @@ def export(
     from anchor3r.store import best_poses, load_map
 
     _insist_on_meaning(format, frames, covariance, voxel, max_points)
-    with load_map(folder) as source:
-        poses = poses or best_poses(source.trajectory_names())
+    with load_map(folder) as scene_map:
+        poses = poses or best_poses(scene_map.trajectory_names())
         chosen = Selection(
-            source=source, poses=poses, trajectory=_chosen_part(source, poses, component, frames),
+            source=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, component, frames),
             min_confidence=confidence, voxel=voxel, max_points=max_points,
         )  # fmt: skip
         if format in _TRAJECTORIES:
@@ -93,7 +93,7 @@ def export(
         else:
             what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         print(f"{out}: {what} of {folder} ({poses} poses)")
-        if source.meta.get("ground_truth_predictor"):
+        if scene_map.meta.get("ground_truth_predictor"):
             print(NOT_A_RECONSTRUCTION)
 
 
@@ -111,8 +111,8 @@ def _insist_on_meaning(
         raise Anchor3RError(f"--max-points must be at least 1, not {max_points}")
 
 
-def _chosen_part(source: Map, poses: str, component: int | None, frames: str) -> Trajectory:
-    trajectory = source.trajectory(poses)
+def _chosen_part(scene_map: Map, poses: str, component: int | None, frames: str) -> Trajectory:
+    trajectory = scene_map.trajectory(poses)
     assert trajectory.component is not None
     parts = sorted(set(trajectory.component.tolist()))
     if component is not None:
@@ -125,19 +125,19 @@ def _chosen_part(source: Map, poses: str, component: int | None, frames: str) ->
         )
     if not len(trajectory):
         if component is None:
-            raise Anchor3RError(source.lack_of_poses())
+            raise Anchor3RError(scene_map.lack_of_poses())
         raise Anchor3RError(
-            f"{source.folder} has no {poses} poses in component {component}; its components are {parts}"
+            f"{scene_map.folder} has no {poses} poses in component {component}; its components are {parts}"
         )
-    step = _keyframe_interval(source) if frames == "keyframes" else 1
+    step = _keyframe_interval(scene_map) if frames == "keyframes" else 1
     return trajectory.select(slice(None, None, step))
 
 
-def _keyframe_interval(source: Map) -> int:
+def _keyframe_interval(scene_map: Map) -> int:
     """That of the map's own search for loops, or of one that would be made now."""
     from anchor3r.pipeline.settings import RefineSettings
 
-    search = source.meta.get("loop_search", {}).get("identity", {})
+    search = scene_map.meta.get("loop_search", {}).get("identity", {})
     return search.get("keyframe_interval", RefineSettings.keyframe_interval)
 
 
@@ -145,7 +145,7 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | No
     """Without `gaps` a kitti file has a line only for each pose."""
     from anchor3r.io.trajectories import write_covariance, write_euroc, write_kitti, write_tum
 
-    source, trajectory = chosen.source, chosen.trajectory
+    scene_map, trajectory = chosen.source, chosen.trajectory
     if covariance:
         write_covariance(out.with_name(f"{out.name}.covariance.csv"), trajectory)
     if format == "tum":
@@ -155,7 +155,7 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | No
     elif gaps is None:
         write_kitti(out, trajectory)
     else:
-        cut, indices = source.meta["identity"], source.frames().index
+        cut, indices = scene_map.meta["identity"], scene_map.frames().index
         # Frames that could not be decoded have their line too.
         wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
         write_kitti(out, trajectory, frames=wanted, gaps=gaps)

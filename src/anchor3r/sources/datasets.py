@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.tables import parse_numbers, read_fields, read_numbered_table, read_table, rigid_motions
+from anchor3r.io.trajectories import read_tum
 from anchor3r.sources.images import ImageSequence, image_paths, is_image, read_depth
 from anchor3r.sources.source import UndecodableFrameError, logger
 
@@ -139,8 +140,10 @@ class TumSource(ImageSequence):
             depth_times_s, self._depth_names = _tum_list(self._folder / "depth.txt")
             self._depth_rows = _nearest(depth_times_s, self._times_s)
         if (self._folder / "groundtruth.txt").is_file():
-            pose_times_s, self._poses = _tum_poses(self._folder / "groundtruth.txt")
-            self._pose_rows = _nearest(pose_times_s, self._times_s)
+            truth = read_tum(self._folder / "groundtruth.txt")
+            assert truth.timestamps_s is not None
+            self._poses = truth.camera_from_world
+            self._pose_rows = _nearest(truth.timestamps_s, self._times_s)
 
     def _timestamp_s(self, index: int) -> float:
         return float(self._times_s[index])
@@ -168,17 +171,6 @@ def _tum_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
     if not names or not all(map(is_image, names)) or not np.isfinite(times_s).all():
         raise Anchor3RError(f"{path} is no list of times and image files; get it again")
     return np.array(times_s), names
-
-
-def _tum_poses(path: Path) -> tuple[NDArray[np.float64], SE3]:
-    """Times in seconds (n,) and camera_from_world (n,)."""
-    lines, table = read_numbered_table(path, 8)
-    position, quat_xyzw = table[:, 1:4], table[:, 4:]
-    good = np.isfinite(table).all(1) & (np.abs(np.linalg.norm(quat_xyzw, axis=1) - 1) < 0.1)
-    if not good.all():
-        raise Anchor3RError(f"line {lines[np.argmin(good)]} of {path} is no rigid motion; get it again")
-    world_from_camera = SE3(rotation_from_quat(np.roll(quat_xyzw, 1, axis=1)), position)
-    return table[:, 0], world_from_camera.inverse()
 
 
 def _nearest(times_s: NDArray[np.float64], queries_s: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.sources.addresses import without_password
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, is_image, open_images
-from anchor3r.sources.source import Source
+from anchor3r.sources.source import Source, without_password
 from anchor3r.sources.stated_camera import StatedCamera
 
 

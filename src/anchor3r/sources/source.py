@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing.pool import ThreadPool
+from threading import Condition, Event
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources.frame import Frame
-from anchor3r.sources.prefetch import freshest, prefetched
 from anchor3r.sources.stated_camera import StatedCamera
 
 PREFETCH_DEPTH = 4
 """Frames that are decoded ahead of the one in use."""
 
 logger = logging.getLogger("anchor3r")
+Item = TypeVar("Item")
+# Up to the last @ of what a server is named by; the password itself may have another one.
+_PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
 
 
 class UndecodableFrameError(Anchor3RError):
@@ -156,3 +164,64 @@ class IndexedSource(Source):
                 self._skip(index, str(error))
                 continue
             yield frame
+
+
+def without_password(text: str) -> str:
+    """An address as it may be shown in messages, maps and reports, which people send to each other.
+
+    rtsp://user:secret@host/live -> rtsp://user:***@host/live, anywhere in a text.
+    """
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+    """Yields the items, none of which is None, in order while a thread makes up to `depth` further ones.
+
+    Like `freshest`, it hands over whatever the iterator raises, and stops and closes it when its own iterator
+    is closed, by `break`, by an exception or by Ctrl-C.
+    """
+    with closing(items), ThreadPoolExecutor(1) as pool:
+        pending = deque(pool.submit(next, items, None) for _ in range(depth))
+        try:
+            while (item := pending.popleft().result()) is not None:
+                pending.append(pool.submit(next, items, None))
+                yield item
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def freshest(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+    """For a stream that cannot be paused: reads on all the time and keeps only the latest `depth` items."""
+    kept: deque[Item] = deque(maxlen=depth)
+    changed = Condition()
+    ended, stopped = Event(), Event()
+
+    def keep() -> None:
+        with closing(items):
+            for item in items:
+                if stopped.is_set():
+                    break
+                with changed:
+                    kept.append(item)
+                    changed.notify()
+
+    def announce_end(_: object) -> None:
+        with changed:
+            ended.set()
+            changed.notify()
+
+    # Its threads are daemons: a stream that is still open does not keep the program from ending.
+    with ThreadPool(1) as pool:
+        reading = pool.apply_async(keep, callback=announce_end, error_callback=announce_end)
+        try:
+            while True:
+                with changed:
+                    changed.wait_for(lambda: kept or ended.is_set())
+                    if not kept:
+                        break
+                    item = kept.popleft()
+                yield item
+            reading.get()
+        finally:
+            stopped.set()

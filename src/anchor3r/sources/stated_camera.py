@@ -85,7 +85,7 @@ class StatedCamera:
 
 
 @lru_cache(maxsize=4)
-def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray, NDArray]:
+def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each pixel of the straight image is read, as `cv2.remap` wants it."""
     import cv2
 
