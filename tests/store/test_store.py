@@ -21,7 +21,7 @@ from anchor3r.pipeline.mapper import Mapper
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
-from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, load_map, rows
+from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, best_poses, load_map, rows
 from anchor3r.store.database import DATABASE, FORMAT_VERSION
 from anchor3r.store.pointmaps import decode_points, encode_points
 from anchor3r.trajectory import FramePose, Trajectory
@@ -362,6 +362,7 @@ def test_snapshots_are_due_by_count_unless_they_cost_too_much(
 def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "m")
     with load_map(folder) as made:
+        assert best_poses(made.trajectory_names()) == "online"
         online = made.trajectory()
         num_windows = len(made.graph())
     refined = Trajectory(frames=online.frames, rotation=online.rotation, center=online.center + 1)
@@ -374,6 +375,7 @@ def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> 
         store.write_loops([(true_loop, groups), (false_loop, [some_edges(9, [0], EdgeKind.LOOP)])])
     with load_map(folder) as made:
         assert made.trajectory_names() == ["online", "offline"]
+        assert best_poses(made.trajectory_names()) == "offline"
         assert_array_equal(made.trajectory("offline").center, online.center + 1)
         assert_array_equal(made.trajectory().center, online.center)
         assert made.loops() == [true_loop, false_loop]
