@@ -279,8 +279,8 @@ def test_cloud_and_depth(tmp_path: Path) -> None:
 
 def test_a_map_without_ground_truth(tmp_path: Path) -> None:
     MapWriter.create(tmp_path / "map").close()
-    with load_map(tmp_path / "map") as stored, pytest.raises(Anchor3RError, match="had no ground truth"):
-        score_poses(stored, Alignment.SIM3, tmp_path, "x")
+    with load_map(tmp_path / "map") as scene_map, pytest.raises(Anchor3RError, match="had no ground truth"):
+        score_poses(scene_map, Alignment.SIM3, tmp_path, "x")
 
 
 def test_only_the_largest_component_counts() -> None:

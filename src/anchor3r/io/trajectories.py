@@ -166,7 +166,7 @@ def _from_quaternions(
     )
 
 
-def _write_lines(path: Path | str, head: str, values: NDArray[np.float64], line_format: str) -> None:
+def _write_lines(path: Path | str, head: str, values: NDArray[np.floating], line_format: str) -> None:
     line = line_format + "\n"
     text = head + "".join(line % tuple(row) for row in values.tolist())
     with replacing(path) as file:
