@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.frustums import frustum_depth, frustum_lines
-from anchor3r.geometry import Sim3, umeyama
 from anchor3r.io.pointcloud import Cloud, drawn_by_lot
 from anchor3r.store import Map
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 TRUTH = "ground truth"
 """The path of this name is drawn dashed."""
@@ -56,7 +55,7 @@ def scene_of(source: Map, poses: str, *, min_confidence: float = 0.0, max_points
     paths = {poses: _pieces(trajectory)}
     paths |= {name: _pieces(source.trajectory(name)) for name in source.trajectory_names() if name != poses}
     truth = source.true_trajectory()
-    world_from_truth = None if truth is None else world_from_truth_of(truth, trajectory)
+    world_from_truth = None if truth is None else estimated_from_true_world(trajectory, truth)
     if truth is not None and world_from_truth is not None:
         paths[TRUTH] = [np.asarray(world_from_truth.apply(truth.center), np.float64)]
     return Scene(
@@ -104,12 +103,3 @@ def _pieces(trajectory: Trajectory) -> list[NDArray[np.float64]]:
     if trajectory.component is None:
         return [trajectory.center]
     return [trajectory.center[trajectory.component == c] for c in np.unique(trajectory.component)]
-
-
-def world_from_truth_of(truth: Trajectory, trajectory: Trajectory) -> Sim3 | None:
-    """world_from_truth, by the centres of the frames that both have; None with too few, or unmoved ones."""
-    _, in_truth, in_map = np.intersect1d(truth.frames, trajectory.frames, return_indices=True)
-    true, found = truth.center[in_truth], trajectory.center[in_map]
-    if len(true) < 3 or np.ptp(true, axis=0).max() == 0 or np.ptp(found, axis=0).max() == 0:
-        return None
-    return umeyama(true, found)

@@ -27,10 +27,10 @@ from anchor3r.report.diagnosis import (
     survey_of,
     warnings_of,
 )
-from anchor3r.report.drawing import Scene, scene_of, world_from_truth_of
+from anchor3r.report.drawing import Scene, scene_of
 from anchor3r.report.picture import View, picture_png
 from anchor3r.store import ONLINE, Loop, Map
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 MAX_LOOPS = 40
 """Loop events with pictures; the map's loops.csv has all of them."""
@@ -108,7 +108,7 @@ def _gather(source: Map, poses: str, trajectory: Trajectory) -> _Findings:
 
 def _error_m(source: Map, trajectory: Trajectory) -> NDArray[np.float64] | None:
     truth = source.true_trajectory()
-    if truth is None or (world_from_truth := world_from_truth_of(truth, trajectory)) is None:
+    if truth is None or (world_from_truth := estimated_from_true_world(trajectory, truth)) is None:
         return None
     _, in_truth, in_map = np.intersect1d(truth.frames, trajectory.frames, return_indices=True)
     found = world_from_truth.inverse().apply(trajectory.center[in_map])
@@ -146,7 +146,7 @@ def _facts(found: _Findings) -> str:
     source, trajectory, scene = found.source, found.trajectory, found.scene
     counts, runtime, loops = source.counts(), source.runtime(), source.loops()
     unit = scene.metres_per_unit or 1.0
-    path = _path_length(trajectory) * unit
+    path = trajectory.path_length() * unit
     facts = {
         "frames": f"{counts.frames}",
         "with a pose": f"{len(trajectory)}",
@@ -166,13 +166,6 @@ def _facts(found: _Findings) -> str:
         facts["ATE (Sim(3))"] = f"{rmse:.3g} m ({100 * rmse / max(path, 1e-9):.2f} %)"
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in facts.items())
     return f'<div class="facts">{cells}</div>'
-
-
-def _path_length(trajectory: Trajectory) -> float:
-    step = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1)
-    if trajectory.component is not None:
-        step = step[np.diff(trajectory.component) == 0]
-    return float(step.sum())
 
 
 def _warnings(warnings: list[str]) -> str:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Sim3, umeyama
 from anchor3r.store import ONLINE, Loop, Map, load_map
 from anchor3r.store.database import DATABASE
 from anchor3r.store.pointmaps import resized
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
 from anchor3r.viewer.cache import load_levels, save_levels
 from anchor3r.viewer.levels import Levels, LevelsConfig, to_world
 
@@ -125,12 +124,9 @@ class MapContents:
         poses = self.trajectories[name]
         if self.truth is None or not len(poses):
             return None
-        component = np.zeros(len(poses), np.int64) if poses.component is None else poses.component
-        largest = poses.select(component == np.bincount(component).argmax())
-        _, ours, theirs = np.intersect1d(largest.frames, self.truth.frames, return_indices=True)
-        if len(ours) < 3:
+        world_from_true = estimated_from_true_world(poses.largest_component(), self.truth)
+        if world_from_true is None:
             return None
-        world_from_true: Sim3 = umeyama(self.truth.center[theirs], largest.center[ours])
         return np.asarray(world_from_true.apply(self.truth.center), np.float64), float(world_from_true.scale)
 
     def depth(self) -> float:
