@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -114,7 +115,10 @@ def read_euroc(path: Path | str) -> Trajectory:
 
 
 def _from_quaternions(
-    path: Path | str, timestamps_s: NDArray, center: NDArray, world_from_camera_wxyz: NDArray
+    path: Path | str,
+    timestamps_s: NDArray[np.float64],
+    center: NDArray[np.float64],
+    world_from_camera_wxyz: NDArray[np.float64],
 ) -> Trajectory:
     norm = np.linalg.norm(world_from_camera_wxyz, axis=1)
     _refuse(path, np.abs(norm - 1) > _ROTATION_TOLERANCE, "the quaternion is not of unit length")
@@ -127,7 +131,7 @@ def _from_quaternions(
     )
 
 
-def _write_lines(path: Path | str, head: str, values: NDArray, line_format: str) -> None:
+def _write_lines(path: Path | str, head: str, values: NDArray[Any], line_format: str) -> None:
     line = line_format + "\n"
     text = head + "".join(line % tuple(row) for row in values.tolist())
     with replacing(path) as file:

@@ -19,7 +19,7 @@ from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.depth_completion import PointMap, densified
+from anchor3r.predictors.features.depth_completion import DensePoints, densified
 from anchor3r.predictors.features.initialisation import start
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
@@ -169,7 +169,7 @@ class FeaturesPredictor(Predictor):
         )
         return replace(window, covariance=np.asarray(covariance, np.float64))
 
-    def _point_map(self) -> PointMap:
+    def _point_map(self) -> DensePoints:
         """What the trusted points that the frame sees tell of its depths."""
         odometry, points = self._odometry, self._odometry.map.points
         which = np.flatnonzero(points.followed & points.mature)
@@ -191,7 +191,7 @@ def _nothing(frame: Frame, status: WindowStatus) -> WindowPrediction:
 
 
 def _window(
-    anchor: Frame, grey: Image, camera: Array, members: NDArray, member_from_anchor: SE3, points: PointMap
+    anchor: Frame, grey: Image, camera: Array, members: NDArray, member_from_anchor: SE3, points: DensePoints
 ) -> WindowPrediction:
     """A good window; grey and camera are of the working image."""
     height, width = anchor.image.shape[:2]
