@@ -1,11 +1,7 @@
-"""What predictors share around images: sizes that a patch-based network takes, and OpenCV's threads."""
+"""Sizes of images that a patch-based network takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -27,17 +23,3 @@ def fit_to_patches(image: NDArray[np.uint8], *, long_side: int, patch_size: int)
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
-
-
-@contextmanager
-def single_threaded_opencv() -> Iterator[None]:
-    """Has OpenCV use one thread inside: on images of some thousand pixels more cost longer than they save.
-
-    The number of threads belongs to the process, and is put back in the end.
-    """
-    num_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(num_threads)

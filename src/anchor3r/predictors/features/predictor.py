@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,7 +39,6 @@ class FeaturesPredictor(Predictor):
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()
-        cv2.setNumThreads(1)
         self.reset()
 
     @property
@@ -110,7 +108,9 @@ class FeaturesPredictor(Predictor):
             "focal_px": focal_px,
             "focal_sigma_px": focal_px * float(sigma[0]),
             "k1": float(mean[3]),
+            "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
+            "k2_sigma": float(sigma[4]),
         }
 
     def _working(self, frame: Frame) -> Image:
