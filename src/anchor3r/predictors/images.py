@@ -1,10 +1,15 @@
-"""Sizes of images that a patch-based network takes."""
+"""Images and cameras for networks: sizes in whole patches, and cameras from fields of view."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from anchor3r.geometry import Pinhole
+
+_MIN_FOV_RAD, _MAX_FOV_RAD = 0.02, 3.0
+"""Fields of view beyond these are no camera's but a network's that is lost; the points stay finite."""
 
 
 def patch_aligned_size(height: int, width: int, *, long_side: int, patch_size: int) -> tuple[int, int]:
@@ -23,3 +28,11 @@ def fit_to_patches(image: NDArray[np.uint8], *, long_side: int, patch_size: int)
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
+
+
+def camera_from_fov(vertical_rad: float, horizontal_rad: float, height: int, width: int) -> Pinhole:
+    """The camera that sees these angles, its principal point in the middle of the image."""
+    tan_v, tan_h = np.tan(np.clip([vertical_rad, horizontal_rad], _MIN_FOV_RAD, _MAX_FOV_RAD) / 2)
+    return Pinhole(
+        float(width / 2 / tan_h), float(height / 2 / tan_v), (width - 1) / 2, (height - 1) / 2, width, height
+    )

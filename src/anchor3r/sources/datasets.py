@@ -18,6 +18,7 @@ from anchor3r.io.tables import parse_numbers, read_fields, read_numbered_table, 
 from anchor3r.io.trajectories import read_tum
 from anchor3r.sources.images import ImageSequence, image_paths, is_image, read_depth
 from anchor3r.sources.source import UndecodableFrameError, logger
+from anchor3r.trajectory import nearest_in_time
 
 KITTI_CAMERAS = (2, 3, 0, 1)
 """In order of preference: colour left and right, grey left and right."""
@@ -176,11 +177,10 @@ def _tum_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
 def _nearest(times_s: NDArray[np.float64], queries_s: NDArray[np.float64]) -> NDArray[np.int64]:
     """For each query the row whose time is nearest, -1 where none is near enough."""
     order = np.argsort(times_s)
-    after = np.searchsorted(times_s[order], queries_s)
-    left, right = order[np.maximum(after - 1, 0)], order[np.minimum(after, len(order) - 1)]
-    nearer_left = queries_s - times_s[left] <= times_s[right] - queries_s
-    row = np.where(nearer_left, left, right)
-    return np.where(np.abs(times_s[row] - queries_s) <= TUM_MAX_TIME_DIFFERENCE_S, row, -1)
+    query, nearest = nearest_in_time(queries_s, times_s[order], TUM_MAX_TIME_DIFFERENCE_S)
+    row = np.full(len(queries_s), -1)
+    row[query] = order[nearest]
+    return row
 
 
 class SevenScenesSource(ImageSequence):

@@ -266,7 +266,7 @@ class Map:
         return decode_picture(found[0][0])
 
     def points(self, index: int) -> PointMap | None:
-        """The point map of a frame in its own camera and unit; None if it has none."""
+        """The point map of a frame in its own camera and scale; None if it has none."""
         found = self._of_frame(
             "SELECT height, width, scale, camera, points, colours, confidence FROM points", index
         )
