@@ -48,7 +48,7 @@ class Counts:
     with_pose: int
     """Frames that have an online pose."""
     lost: int
-    """Frames that the predictor could not relate to any other."""
+    """Frames without a pose that the predictor could not relate to any other."""
     components: int
     """Parts that no measurement relates."""
 
@@ -102,7 +102,11 @@ class Map:
 
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
-        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (WindowStatus.LOST.value,))[0][0]
+        lost = self._all(
+            "SELECT count(*) FROM frames WHERE status = ? AND frame NOT IN "
+            "(SELECT frame FROM poses WHERE name = ?)",
+            (WindowStatus.LOST.value, ONLINE),
+        )[0][0]
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]
