@@ -1,4 +1,4 @@
-"""Libraries that only some exports need."""
+"""Libraries that only some exports and data sets need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from anchor3r.errors import Anchor3RError
 
 def export_library(name: str) -> Any:
     """Imports a library of the extra `exports`, or says how to get it."""
+    return _library(name, "this export is made", "exports")
+
+
+def data_library(name: str) -> Any:
+    """Imports a library of the extra `data`, or says how to get it."""
+    return _library(name, "this data set is read", "data")
+
+
+def _library(name: str, purpose: str, extra: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
         raise Anchor3RError(
-            f"this export is made with {name}, which cannot be loaded here ({error}); install it with: "
-            'pip install "anchor3r[exports]"'
+            f"{purpose} with {name}, which cannot be loaded here ({error}); install it with: "
+            f'pip install "anchor3r[{extra}]"'
         ) from error

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ NOMINAL_RATE_HZ = 30.0
 """Frame rate assumed where images carry no times."""
 
 # What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
-_DECODING_ERRORS = (
+DECODING_ERRORS = (
     OSError, ValueError, TypeError, RuntimeError, MemoryError, SyntaxError, EOFError, struct.error,
     Image.DecompressionBombError,
 )  # fmt: skip
@@ -110,12 +111,12 @@ def _hint(location: str) -> str:
     return "name a folder of images or a pattern such as 'folder/*.png';"
 
 
-def read_image(path: str | Path) -> NDArray[np.uint8]:
+def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
     """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
     try:
         with Image.open(path) as image:
             return _rgb(ImageOps.exif_transpose(image))
-    except _DECODING_ERRORS as error:
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
 
 
@@ -140,7 +141,7 @@ def read_depth(
             if not image.mode.startswith("I"):
                 raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
             depth = np.asarray(image)
-    except _DECODING_ERRORS as error:
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
     if depth.shape != (height, width):
         raise Anchor3RError(
@@ -150,5 +151,6 @@ def read_depth(
     return np.where(depth == invalid, 0, depth).astype(np.float32) / np.float32(units_per_m)
 
 
-def _undecodable(path: str | Path, reason: str) -> UndecodableFrameError:
-    return UndecodableFrameError(f"cannot decode {path} ({reason}); replace the file or remove it")
+def _undecodable(path: str | Path | BinaryIO, reason: str) -> UndecodableFrameError:
+    name = path if isinstance(path, str | Path) else getattr(path, "name", "an image")
+    return UndecodableFrameError(f"cannot decode {name} ({reason}); replace the file or remove it")
