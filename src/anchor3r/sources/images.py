@@ -120,7 +120,7 @@ class PhotoSequence(ImageSequence):
         try:
             with Image.open(self._paths[index]) as image:
                 return photo_facts(image).taken_s
-        except _DECODING_ERRORS:
+        except DECODING_ERRORS:
             return None
 
 
