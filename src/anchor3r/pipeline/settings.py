@@ -35,6 +35,8 @@ class MapSettings:
     """Keep a small JPEG of every frame, for loop closure and viewing."""
     seed: int = 0
     """Seed of every random choice."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class RefineSettings:
     """What measures loops; the predictor that the map was made with if not given."""
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
     def __post_init__(self) -> None:
         for name in ("keyframe_interval", "top_k"):

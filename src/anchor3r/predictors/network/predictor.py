@@ -30,7 +30,7 @@ from anchor3r.predictors.devices import (
     dtype_name,
     require_memory,
 )
-from anchor3r.predictors.images import camera_from_fov, patch_aligned_size, single_threaded_opencv
+from anchor3r.predictors.images import camera_from_fov, patch_aligned_size
 from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
     EstimatorState,
@@ -96,6 +96,9 @@ class NetworkPredictor(Predictor):
         config = config or NetworkPredictorConfig()
         self._config = config if network.config.window_estimation else replace(config, estimation=None)
         self._name, self._digest = name, digest
+        self.gains_from_threads = (
+            network.config.matching is None
+        )  # of the presets, only that with matches has small images
         self._stream: _Stream | None = None
         self._loop_streams: OrderedDict[Hashable, _Stream] = OrderedDict()
         if compile_parts:
@@ -221,16 +224,15 @@ class NetworkPredictor(Predictor):
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and, where the preset has it, the estimation of the window."""
         height, width = stream.image_size
-        with single_threaded_opencv():
-            resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
-            image = np.asarray(resized, np.uint8)
-            known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
-            output = self._run_network(image, known, stream.cache)
-            camera = known or _predicted_camera(output, height, width)
-            window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
-            if stream.estimator is not None:
-                ages = output.pairs[:, 2]
-                window = stream.estimator.step(window, output.matches, ages, image, camera)
+        resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
+        image = np.asarray(resized, np.uint8)
+        known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
+        output = self._run_network(image, known, stream.cache)
+        camera = known or _predicted_camera(output, height, width)
+        window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
+        if stream.estimator is not None:
+            ages = output.pairs[:, 2]
+            window = stream.estimator.step(window, output.matches, ages, image, camera)
         stream.add_index(frame.index, self.window)
         members = np.array([stream.index_at(int(age), output.gauge) for age in window.ages], np.int64)
         order = np.argsort(members)
