@@ -96,9 +96,8 @@ class NetworkPredictor(Predictor):
         config = config or NetworkPredictorConfig()
         self._config = config if network.config.window_estimation else replace(config, estimation=None)
         self._name, self._digest = name, digest
-        self.gains_from_threads = (
-            network.config.matching is None
-        )  # of the presets, only that with matches has small images
+        # Of the presets, only that with matches has small images.
+        self.gains_from_threads = network.config.matching is None
         self._stream: _Stream | None = None
         self._loop_streams: OrderedDict[Hashable, _Stream] = OrderedDict()
         if compile_parts:
