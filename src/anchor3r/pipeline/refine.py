@@ -21,7 +21,7 @@ from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
@@ -266,11 +266,16 @@ def _solution(scene_map: Map, loops: list[Loop], settings: RefineSettings) -> So
         online,
         loops,
         event_of_group=scene_map.loop_groups(),
-        left_out={loop.event for loop in loops if loop.state.is_left_out},
+        left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
         vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
         scale=settings.scale,
     )
+
+
+def _is_left_out(loop: Loop, method: Method) -> bool:
+    """Whether an event is not put to the pose graph; the paper's averaging takes all that the user allows."""
+    return loop.state is LoopState.REJECTED_BY_HAND if method == "paper" else loop.state.is_left_out
 
 
 def _summary(

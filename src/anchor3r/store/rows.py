@@ -48,7 +48,7 @@ class LoopState(StrEnum):
     """What became of a loop event.
 
     An event is measured first; if its measurements agree with each other, the pose graph judges it, anew in
-    every refinement; the user has the last word.
+    every refinement; the user has the last word. The paper's averaging takes events without verification.
     """
 
     UNRELATED = "unrelated"
@@ -59,6 +59,7 @@ class LoopState(StrEnum):
     FITS = "fits"
     SCATTERED = "scattered"
     CONTRADICTED = "contradicted"
+    UNVERIFIED = "unverified"
     ACCEPTED_BY_HAND = "accepted_by_hand"
     REJECTED_BY_HAND = "rejected_by_hand"
 
@@ -70,7 +71,12 @@ class LoopState(StrEnum):
     @property
     def is_accepted(self) -> bool:
         """Whether the event's edges take part in the map."""
-        return self in (LoopState.SUPPORTED, LoopState.FITS, LoopState.ACCEPTED_BY_HAND)
+        return self in (
+            LoopState.SUPPORTED,
+            LoopState.FITS,
+            LoopState.UNVERIFIED,
+            LoopState.ACCEPTED_BY_HAND,
+        )
 
     @property
     def is_left_out(self) -> bool:
@@ -92,6 +98,7 @@ _LOOP_TEXTS = {
     LoopState.FITS: "no neighbour, but the map agrees",
     LoopState.SCATTERED: "its own edges disagree about the map",
     LoopState.CONTRADICTED: "the map contradicts it",
+    LoopState.UNVERIFIED: "taken without verification",
     LoopState.ACCEPTED_BY_HAND: "accepted by hand",
     LoopState.REJECTED_BY_HAND: "rejected by hand",
 }
