@@ -270,8 +270,8 @@ def test_a_full_disk_leaves_a_map_that_can_be_read_and_resumed(tmp_path: Path) -
 def test_a_frame_is_recorded_wholly_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ToySource(3)
 
-    def failing(*arguments: object) -> Iterator[rows.Row]:
-        yield rows.Row("points", {"frame": 1})  # misses what the table demands
+    def failing(*arguments: object) -> Iterator[rows.TableRow]:
+        yield rows.TableRow("points", {"frame": 1})  # misses what the table demands
 
     with MapWriter.create(tmp_path / "m") as store:
         store.record(source.read(0), window_of(0), some_edges(0, []), [some_pose(0)])
@@ -342,7 +342,7 @@ def test_snapshots_are_due_by_count_unless_they_cost_too_much(
     monkeypatch.setattr("anchor3r.store.writer.time.monotonic", lambda: clock[0])
     source = ToySource(9)
 
-    def slow(*arguments: object) -> Iterator[rows.Row]:
+    def slow(*arguments: object) -> Iterator[rows.TableRow]:
         clock[0] += 2.0
         return iter(())
 

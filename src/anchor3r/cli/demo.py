@@ -59,8 +59,7 @@ def evaluate(out: Path, *, min_confidence: float) -> dict[str, dict[str, Any]]:
     from anchor3r.evaluation.scoring import score_poses
     from anchor3r.export.selection import map_clouds
     from anchor3r.io.pointcloud import voxel_downsampled, write_ply
-    from anchor3r.report.drawing import scene_of
-    from anchor3r.report.picture import View, write_picture
+    from anchor3r.report.picture import View, scene_of, write_picture
     from anchor3r.store import load_map
 
     with load_map(out / "map") as scene_map:

@@ -31,8 +31,7 @@ def render(
         size: Width and height in pixels.
         confidence: Leave out points below this confidence.
     """
-    from anchor3r.report.drawing import scene_of
-    from anchor3r.report.picture import View, write_picture
+    from anchor3r.report.picture import View, scene_of, write_picture
     from anchor3r.store import best_poses, load_map
 
     if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -166,7 +167,7 @@ def _from_quaternions(
     )
 
 
-def _write_lines(path: Path | str, head: str, values: NDArray[np.floating], line_format: str) -> None:
+def _write_lines(path: Path | str, head: str, values: NDArray[Any], line_format: str) -> None:
     line = line_format + "\n"
     text = head + "".join(line % tuple(row) for row in values.tolist())
     with replacing(path) as file:

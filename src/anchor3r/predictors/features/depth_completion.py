@@ -42,7 +42,7 @@ _MOMENTS = 11
 """Of the points around a cell, see `_local_planes`."""
 
 
-class PointMap(NamedTuple):
+class DensePoints(NamedTuple):
     """On a grid that spans the image."""
 
     points: NDArray[np.float32]
@@ -57,7 +57,7 @@ def grid_size(height: int, width: int) -> tuple[int, int]:
     return max(1, round(height / cell)), max(1, round(width / cell))
 
 
-def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> PointMap:
+def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> DensePoints:
     """A point map from pixels (n, 2) of known depth (n,), except around those that move (k, 2)."""
     rows, columns = grid_size(*grey.shape)
     guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA).astype(np.float64)
@@ -68,7 +68,7 @@ def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Ar
     cells = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
     directions = rays(camera, (cells + 0.5) / cell_from_pixel - 0.5).reshape(rows, columns, 3)
     points = directions / inverse[..., None]
-    return PointMap(points.astype(np.float32), (1 / sigma).astype(np.float32))
+    return DensePoints(points.astype(np.float32), (1 / sigma).astype(np.float32))
 
 
 @kernel

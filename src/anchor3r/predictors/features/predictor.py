@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.depth_completion import PointMap, densified
+from anchor3r.predictors.features.depth_completion import DensePoints, densified
 from anchor3r.predictors.features.initialisation import initialise
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
@@ -163,7 +163,7 @@ class FeaturesPredictor(Predictor):
         )
         return replace(window, covariance=np.asarray(covariance, np.float64))
 
-    def _point_map(self) -> PointMap:
+    def _point_map(self) -> DensePoints:
         """What the trusted points that the frame sees tell of its depths."""
         odometry, points = self._odometry, self._odometry.map.points
         which = np.flatnonzero(points.followed & points.mature)
@@ -190,7 +190,7 @@ def _window(
     camera: Array,
     members: NDArray[np.int64],
     member_from_anchor: SE3,
-    points: PointMap,
+    points: DensePoints,
 ) -> WindowPrediction:
     """A good window; grey and camera are of the working image."""
     height, width = anchor.image.shape[:2]
