@@ -104,7 +104,12 @@ def solve(
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
         taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
-        loops = [replace(loop, state=LoopState.UNVERIFIED) if loop.event in taken else loop for loop in loops]
+        loops = [
+            replace(loop, state=LoopState.UNVERIFIED)
+            if loop.event in taken and not loop.state.is_by_hand
+            else loop
+            for loop in loops
+        ]
     used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(taken)))
     return Solution(
         trajectory=_trajectory(online, edges, used, solved),

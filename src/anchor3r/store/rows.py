@@ -40,8 +40,26 @@ _REPLAYED: dict[str, dict[str, np.dtype | None]] = {
 
 
 def best_poses(names: Iterable[str]) -> str:
-    """Of a map's poses the refined ones, or the online ones if it was not refined."""
-    return OFFLINE if OFFLINE in names else ONLINE
+    """Of a map's poses those called offline, else those that were refined last, else the online ones.
+
+    names: as `Map.trajectory_names` gives them.
+    """
+    known = list(names)
+    return OFFLINE if OFFLINE in known else [ONLINE, *known][-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """How the poses of one name were made from a map."""
+
+    name: str
+    """By which `Map.trajectory` gives its poses."""
+    settings: dict[str, Any]
+    """Everything that the user could choose (JSON)."""
+    summary: dict[str, Any]
+    """What came out: counts, motions, the solver's report (JSON)."""
+    search: int | None
+    """Number of the search whose loops it uses; None without loops."""
 
 
 class LoopState(StrEnum):
@@ -77,6 +95,11 @@ class LoopState(StrEnum):
             LoopState.UNVERIFIED,
             LoopState.ACCEPTED_BY_HAND,
         )
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user has decided."""
+        return self in (LoopState.ACCEPTED_BY_HAND, LoopState.REJECTED_BY_HAND)
 
     @property
     def is_left_out(self) -> bool:
@@ -306,12 +329,13 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
     )  # fmt: skip
 
 
-def loop_row(loop: Loop) -> TableRow:
-    return TableRow("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
+def loop_row(loop: Loop, search: int) -> TableRow:
+    values = {"event": loop.event, "query": loop.query, "match": loop.match, "search": search}
+    return TableRow("loops", values | verdict(loop))
 
 
 def verdict(loop: Loop) -> dict[str, Any]:
-    """The columns of a loop event that a refinement changes."""
+    """The columns that say what became of a loop event."""
     return {
         "accepted": int(loop.accepted), "reason": loop.state.value, "figures": json.dumps(dict(loop.figures))
     }  # fmt: skip
