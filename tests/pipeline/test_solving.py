@@ -48,7 +48,7 @@ def test_an_event_falls_with_its_worst_group(wrong_first: bool, method: str) -> 
 
     def refined(*edges: Edges) -> tuple[LoopState, np.ndarray]:
         solution = solve(
-            MotionGraph.from_edges(joined(windows, *edges)),
+            MotionGraph(joined(windows, *edges)),
             online,
             [loop],
             event_of_group={int(part.group[0]): 0 for part in edges},
@@ -74,7 +74,7 @@ def test_the_papers_averaging_takes_every_loop() -> None:
         Loop(event=1, query=50, match=9, state=LoopState.REJECTED_BY_HAND, figures={}),
     ]
     solution = solve(
-        MotionGraph.from_edges(joined(windows, replace(wrong, group=np.full(5, NUM_FRAMES)))),
+        MotionGraph(joined(windows, replace(wrong, group=np.full(5, NUM_FRAMES)))),
         Trajectory(frames=np.arange(NUM_FRAMES), rotation=poses.rotation, center=poses.center()),
         loops,
         event_of_group={NUM_FRAMES: 0},
@@ -86,7 +86,7 @@ def test_the_papers_averaging_takes_every_loop() -> None:
     assert np.abs(solution.trajectory.center - poses.center()).max() > 1e-3
     with pytest.raises(Anchor3RError, match="method paper has one scale"):
         solve(
-            MotionGraph.from_edges(windows),
+            MotionGraph(windows),
             solution.trajectory,
             [],
             event_of_group={},

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,7 @@ import tyro
 
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.extras import optional_library
 from anchor3r.viewer.settings import ViewSettings
 
 
@@ -82,10 +82,7 @@ def _announce(url: str) -> None:
 
 
 def _insist_on_viser() -> None:
-    if find_spec("viser") is None:
-        raise Anchor3RError(
-            "the viewer is not installed; install it with: pip install -c constraints.txt '.[viewer]'"
-        )
+    optional_library("viser", extra="viewer", purpose="the viewer")
     import rich
 
     rich.get_console().quiet = True  # viser prints there when it starts and ends, the command speaks itself

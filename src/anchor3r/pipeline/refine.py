@@ -28,6 +28,7 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source
 from anchor3r.store import OFFLINE, ONLINE, Loop, LoopState, Map, MapWriter, load_map
+from anchor3r.threads import chosen_threads, limited_threads
 
 LOOPS_CSV = "loops.csv"
 Progress = Callable[[str, int, int], None]
@@ -85,6 +86,7 @@ def refine_map(
     _insist_on_name(name)
     clock = _Clock()
     with ExitStack() as stack:
+        stack.enter_context(limited_threads(chosen_threads(settings.threads)))
         source = None if read_frame else stack.enter_context(_source_if_no_images(Path(folder)))
         writer = stack.enter_context(MapWriter.open(folder))
         scene_map = stack.enter_context(load_map(folder))
@@ -187,7 +189,7 @@ class _LoopSearch:
         self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
         self._predictor = settings.predictor
         self._retrieval = replace(config.retrieval, top_k=settings.top_k)
-        self._reinsertion = config.reinsertion
+        self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
         has_tokens = len(scene_map.descriptors()[0]) > 0
@@ -232,7 +234,8 @@ class _LoopSearch:
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
         reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
         frames = self._online.frames
-        with self._clock.stage("loops"):
+        threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
+        with self._clock.stage("loops"), limited_threads(threads):
             for k in range(len(matches)):
                 self._progress("loops", k, len(matches))
                 query, match = int(frames[matches.query[k]]), int(frames[matches.match[k]])

@@ -147,7 +147,7 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
 
 
 def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    graph = MotionGraph.from_edges(edges)
+    graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(graph, start, config, vouched=vouched)
@@ -159,7 +159,7 @@ def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> 
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
-        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_scales(edges))
+        log_scale, _ = average_scales(MotionGraph(edges), _expected_scales(edges))
         edges = in_one_scale(edges, log_scale, topology)
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):

@@ -121,6 +121,8 @@ def log_scale_ratio(
 class VGGTPredictor(Predictor):
     """Measures windows of a stream with VGGT."""
 
+    gains_from_threads = True
+
     def __init__(
         self,
         model: VGGT,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.export.cameras import camera_in_words
 from anchor3r.io.files import replacing
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.report.charts import histogram, line_chart
@@ -154,6 +155,7 @@ def _facts(found: _Findings) -> str:
         "path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}",
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
+        **({"camera": camera_in_words(camera)} if (camera := found.scene_map.meta.get("camera")) else {}),
         "loops accepted": f"{sum(loop.accepted for loop in loops)} of {len(loops)}",
     }
     if runtime.seconds.sum() > 0:

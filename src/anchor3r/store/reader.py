@@ -48,7 +48,7 @@ class Counts:
     with_pose: int
     """Frames that have an online pose."""
     lost: int
-    """Frames that the predictor could not relate to any other."""
+    """Frames without a pose that the predictor could not relate to any other."""
     components: int
     """Parts that no measurement relates."""
 
@@ -102,7 +102,11 @@ class Map:
 
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
-        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (WindowStatus.LOST.value,))[0][0]
+        lost = self._all(
+            "SELECT count(*) FROM frames WHERE status = ? AND frame NOT IN "
+            "(SELECT frame FROM poses WHERE name = ?)",
+            (WindowStatus.LOST.value, ONLINE),
+        )[0][0]
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]
@@ -204,7 +208,7 @@ class Map:
             "ORDER BY g.id",
             (name, search, rejected_loops),
         )
-        return MotionGraph.from_edges(rows.edges_from_groups(groups))
+        return MotionGraph(rows.edges_from_groups(groups))
 
     def loops(self, poses: str | None = None) -> list[Loop]:
         """Loop events with the verdicts of a refinement; of the best poses there are if none is named.
@@ -247,7 +251,7 @@ class Map:
             "LEFT JOIN loops USING (event) WHERE event IS NULL OR search = ? ORDER BY id",
             (search,),
         )
-        graph = MotionGraph.from_edges(rows.edges_from_groups([row[:5] for row in found]))
+        graph = MotionGraph(rows.edges_from_groups([row[:5] for row in found]))
         return graph, {row[0]: row[5] for row in found if row[5] is not None}
 
     def keeps_images(self) -> bool:

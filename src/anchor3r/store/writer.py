@@ -22,6 +22,7 @@ from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    LOCK,
     acquire_lock,
     create_database,
     explained,
@@ -155,6 +156,15 @@ class MapWriter:
         finally:
             self._database.close()
             self._lock.close()
+
+    def discard(self) -> None:
+        """Takes a map away that holds nothing yet, and its folder unless something else lies there."""
+        self._database.close()
+        remove_database(self.folder)
+        self._lock.close()
+        with suppress(OSError):
+            (self.folder / LOCK).unlink()
+            self.folder.rmdir()
 
     def record(
         self, frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
