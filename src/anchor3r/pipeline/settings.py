@@ -8,7 +8,7 @@ from typing import Literal
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
 
-Method = Literal["joint", "paper"]
+Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 
 
@@ -38,7 +38,8 @@ class RefineSettings:
     loops: bool = True
     """Look for places that were seen before and close the loops."""
     method: Method = "joint"
-    """joint solves rotations, positions and scales together; paper averages rotations first."""
+    """joint solves rotations, positions and scales together; decoupled averages rotations first, then
+    positions; paper is Algorithm 2 of the paper to the letter: one scale, and no verification of loops."""
     scale: ScaleModel | None = None
     """One scale for the whole map, or one for each window; free if not given and the predictor measured how
     its scale changes."""
