@@ -28,9 +28,8 @@ import tyro
 
 from anchor3r.evaluation.benchmarks import BENCHMARKS, Benchmark
 from anchor3r.evaluation.benchmarks.worlds import Worlds
-from anchor3r.evaluation.mapped import MapAndRefine
 from anchor3r.evaluation.results import Results, SequenceResult
-from anchor3r.evaluation.runner import run_benchmark
+from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import open_source

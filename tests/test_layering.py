@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "anchor3r"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
-FOUNDATION = {"errors", "kernels", "robust", "snapshots", "geometry", "trajectory"}
+FOUNDATION = {"errors", "kernels", "robust", "snapshots", "threads", "geometry", "trajectory"}
 """Pure functions and types that know neither files nor pipelines; every package may use them."""
 USES: dict[str, set[str]] = {
     # package: the packages whose modules it imports, beside the foundation
@@ -28,7 +28,17 @@ USES: dict[str, set[str]] = {
     "viewer": {"io", "store"},
     "datasets": {"io", "sources", "store"},
     "training": {"worlds", "sources", "model", "io", "store", "datasets"},
-    "evaluation": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops", "pipeline", "model"},
+    "evaluation": {
+        "io",
+        "datasets",
+        "sources",
+        "predictors",
+        "pose_graph",
+        "store",
+        "loops",
+        "pipeline",
+        "model",
+    },
 }
 """The layering. `docs/architecture.md` draws it and says why."""
 INSIDE_FOUNDATION = {
@@ -36,6 +46,7 @@ INSIDE_FOUNDATION = {
     "kernels": set(),
     "robust": set(),
     "snapshots": set(),
+    "threads": {"errors"},
     "geometry": {"robust"},
     "trajectory": {"geometry", "errors", "robust"},
 }

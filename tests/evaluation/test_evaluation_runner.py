@@ -10,14 +10,13 @@ import pytest
 from miniatures import HEIGHT, WIDTH, drive, write_depth, write_image
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.association import largest_component, paired
+from anchor3r.evaluation.association import paired
 from anchor3r.evaluation.benchmarks import BENCHMARKS, CloudProtocol
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, DepthFiles, PosedImages, ScoringProtocol
-from anchor3r.evaluation.mapped import MapAndRefine
 from anchor3r.evaluation.metrics import Alignment
 from anchor3r.evaluation.results import Results
-from anchor3r.evaluation.runner import run_benchmark, score_poses
-from anchor3r.evaluation.scoring import scored_trajectory
+from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+from anchor3r.evaluation.scoring import score_poses, scored_trajectory
 from anchor3r.geometry import SE3, Pinhole, so3_exp
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors import WindowPrediction
@@ -280,8 +279,8 @@ def test_cloud_and_depth(tmp_path: Path) -> None:
 
 def test_a_map_without_ground_truth(tmp_path: Path) -> None:
     MapWriter.create(tmp_path / "map").close()
-    with load_map(tmp_path / "map") as stored, pytest.raises(Anchor3RError, match="had no ground truth"):
-        score_poses(stored, Alignment.SIM3, tmp_path, "x")
+    with load_map(tmp_path / "map") as scene_map, pytest.raises(Anchor3RError, match="had no ground truth"):
+        score_poses(scene_map, Alignment.SIM3, tmp_path, "x")
 
 
 def test_only_the_largest_component_counts() -> None:
@@ -293,7 +292,7 @@ def test_only_the_largest_component_counts() -> None:
         np.where((world == 0)[:, None], moved.translation, true.translation),
     )
     estimate = trajectory(mixed, component=world)
-    assert largest_component(estimate).frames.tolist() == list(range(8, 20))
+    assert estimate.largest_component().frames.tolist() == list(range(8, 20))
     scored = scored_trajectory(estimate, trajectory(true), Alignment.SIM3)
     assert scored is not None
     assert scored.errors.absolute_m.max() == pytest.approx(0, abs=1e-9)

@@ -8,7 +8,7 @@ import pytest
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks import BENCHMARKS
 from anchor3r.evaluation.results import Results, SequenceResult, published_rows
-from anchor3r.evaluation.tables import Row, compared, metric_table, run_tables
+from anchor3r.evaluation.tables import MethodRow, compared, metric_table, run_tables
 
 
 def run(method: str, ate: dict[str, float | None], benchmark: str = "kitti", **protocol: object) -> Results:
@@ -26,9 +26,9 @@ def cells(table: str, method: str) -> list[str]:
 
 def test_best_and_second_are_marked() -> None:
     rows = [
-        Row(method="a", values={"x": 1.0, "y": 3.0001}),
-        Row(method="b", values={"x": 2.0, "y": 2.9999}),
-        Row(method="c", values={"x": 3.0, "y": 9.0}),
+        MethodRow(method="a", values={"x": 1.0, "y": 3.0001}),
+        MethodRow(method="b", values={"x": 2.0, "y": 2.9999}),
+        MethodRow(method="c", values={"x": 3.0, "y": 9.0}),
     ]
     table = metric_table(rows, ["x", "y"], "ate_rmse_m")
     assert cells(table, "a") == ["**1.000**", "**3.000**", "**2.000**"]
@@ -37,12 +37,12 @@ def test_best_and_second_are_marked() -> None:
 
 
 def test_higher_is_better_for_f1() -> None:
-    rows = [Row(method="a", values={"x": 0.9}), Row(method="b", values={"x": 0.8})]
+    rows = [MethodRow(method="a", values={"x": 0.9}), MethodRow(method="b", values={"x": 0.8})]
     assert cells(metric_table(rows, ["x"], "f1_at_0.25"), "a") == ["**0.900**", "**0.900**"]
 
 
 def test_failed_and_not_run_do_not_count() -> None:
-    rows = [Row(method="a", values={"x": 4.0, "y": None}), Row(method="b", values={"x": 5.0})]
+    rows = [MethodRow(method="a", values={"x": 4.0, "y": None}), MethodRow(method="b", values={"x": 5.0})]
     table = metric_table(rows, ["x", "y"], "ate_rmse_m")
     assert cells(table, "a") == ["**4.000**", "*", "**4.000** (1 of 2)"]
     assert cells(table, "b") == ["_5.000_", "–", "_5.000_ (1 of 2)"]

@@ -132,7 +132,7 @@ def test_window_adjustment_finds_the_camera(scene: tuple) -> None:
 
 
 def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
-    belief = Calibration(CAMERA, np.array([0.01, 0.0, 0.0, 0.02, 0.02]))
+    belief = Calibration.known(CAMERA, np.array([0.01, 0.0, 0.0, 0.02, 0.02]))
     window = np.zeros((6 + CALIBRATION_SIZE,) * 2)
     window[:6, :6] = np.eye(6)
     window[6:, 6:] = np.diag([1e6, 1e6, 1e6, 1e4, 1e4])

@@ -12,11 +12,11 @@ from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.heads import DPTHead
 from anchor3r.model.vggt import VGGT
 from anchor3r.predictors import WindowPrediction, WindowStatus
+from anchor3r.predictors.images import camera_from_fov
 from anchor3r.predictors.vggt import (
     DepthMap,
     VGGTPredictor,
     VGGTPredictorConfig,
-    camera_from_fov,
     log_scale_ratio,
 )
 from anchor3r.sources.frame import Frame

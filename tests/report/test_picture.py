@@ -12,16 +12,15 @@ from PIL import Image
 
 from anchor3r.cli import main as cli
 from anchor3r.report import picture
-from anchor3r.report.drawing import TRUTH, Scene, scene_of
-from anchor3r.report.picture import View, picture_png
-from anchor3r.report.raster import Camera, draw_points, eye_dome_shade
+from anchor3r.report.picture import TRUTH, PictureScene, View, picture_png, scene_of
+from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import Map, MapWriter
 
 UP = np.array([0.0, -1.0, 0.0])
 GREEN, BLUE = (0, 255, 0), (0, 0, 255)
 
 
-def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Scene:
+def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> PictureScene:
     """A green floor under a straight path, a blue roof above it, and points that lie far off."""
     rng = np.random.default_rng(0)
     points = rng.uniform((-4, 1.5, -1), (4, 1.5, 11), (ground + roof, 3))
@@ -29,14 +28,14 @@ def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Scene:
     points = np.concatenate([points, rng.uniform(-1, 1, (strays, 3)) * 500])
     colours = np.array([GREEN] * ground + [BLUE] * roof + [GREEN] * strays, np.uint8).reshape(-1, 3)
     path = np.linspace((0, 0, 0), (1, 0, 10), 20)
-    return Scene(
+    return PictureScene(
         points=points.astype(np.float32), colours=colours, below=points[:, 1] >= 0,
         paths={"online": [path], TRUTH: [path + 0.1]}, cameras=np.empty((0, 11, 3)), up=UP,
         metres_per_unit=2.0,
     )  # fmt: skip
 
 
-def drawn(scene: Scene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
+def drawn(scene: PictureScene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(picture_png(scene, view=view, size=size))).convert("RGB"), int)
 
 
@@ -47,7 +46,7 @@ def share_of(pixels: np.ndarray, channel: int) -> float:
 
 
 def test_the_nearer_point_hides_the_farther_one() -> None:
-    camera = Camera(np.eye(3), np.zeros(3), 100.0, (21, 21))
+    camera = PictureCamera(np.eye(3), np.zeros(3), 100.0, (21, 21))
     points = np.array([[0, 0, 2.0], [0, 0, 1.0], [0, 0, 3.0], [0, 0, -1.0]])
     colours = np.array([[1, 0, 0], [2, 0, 0], [3, 0, 0], [4, 0, 0]], np.uint8)
     image, depth = draw_points(camera, points, colours, radius=2.0)

@@ -12,8 +12,15 @@ from anchor3r.geometry import SE3, quat_from_rotation, so3_exp
 from anchor3r.model.matching import DenseMatches
 from anchor3r.model.network import WindowOutput, camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
-from anchor3r.training.losses import Loss, LossConfig, l1_scale, quaternions_xyzw, relative_poses
-from anchor3r.training.match_loss import match_loss, true_correspondences
+from anchor3r.training.losses import (
+    Loss,
+    LossConfig,
+    l1_scale,
+    match_loss,
+    quaternions_xyzw,
+    relative_poses,
+    true_correspondences,
+)
 
 B, S, M, H, W = 2, 3, 2, 8, 12
 

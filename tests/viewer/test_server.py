@@ -15,11 +15,11 @@ from street import record_street
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.store import MapWriter
-from anchor3r.viewer.cameras import picked
 from anchor3r.viewer.contents import MapContents
 
 pytest.importorskip("viser", reason="the viewer extra is not installed")
 from anchor3r.viewer import server as serving
+from anchor3r.viewer.page import whole_map
 
 
 def words(folder: Path, **settings: float) -> str:
@@ -28,7 +28,7 @@ def words(folder: Path, **settings: float) -> str:
         contents.refresh()
         contents.build()
         if len(contents.online):
-            chosen = serving.whole_map(contents, 1000)
+            chosen = whole_map(contents, 1000)
         else:
             chosen = serving.ViewSettings(poses="online", first=0, last=1)
         return serving.in_words(contents, replace(chosen, **settings), 0, growing=False)
@@ -108,8 +108,8 @@ def test_a_page_is_one_file_that_holds_the_map(
 
 def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:
     points = np.array([[0, 0, 9], [0.01, 0, 5], [2, 0, 5], [0, 0, -1]], np.float32)
-    found = picked((0, 0, 0), (0, 0, 2), points)
+    found = serving.picked((0, 0, 0), (0, 0, 2), points)
     assert found is not None
     assert_allclose(found, points[1])
-    assert picked((0, 0, 0), (0, 1, 0), points) is None
-    assert picked((0, 0, 0), (0, 0, 1), points[:0]) is None
+    assert serving.picked((0, 0, 0), (0, 1, 0), points) is None
+    assert serving.picked((0, 0, 0), (0, 0, 1), points[:0]) is None

@@ -44,12 +44,12 @@ def trajectory(
         out: Folder for figures.
         as_json: Print JSON.
     """
-    from anchor3r.evaluation.association import paired
+    from anchor3r.evaluation.association import paired, read_poses
     from anchor3r.evaluation.metrics import Alignment, trajectory_errors
-    from anchor3r.evaluation.trajectory_files import TrajectoryFormat, read_trajectory
+    from anchor3r.io.trajectories import TrajectoryFormat
 
-    estimated = read_trajectory(estimate, TrajectoryFormat(estimate_format), variant=poses)
-    true = read_trajectory(reference, TrajectoryFormat(reference_format), variant=poses)
+    estimated = read_poses(estimate, TrajectoryFormat(estimate_format), poses=poses)
+    true = read_poses(reference, TrajectoryFormat(reference_format), poses=poses)
     estimated, true = paired(estimated, estimate, true, reference, max_time_difference)
     errors = trajectory_errors(estimated.world_from_camera, true.world_from_camera, Alignment(align))
     if out is not None:
@@ -61,7 +61,7 @@ def trajectory(
 
 
 def evaluate_map(
-    stored: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="map")],
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     align: Align = "sim3",
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -69,17 +69,17 @@ def evaluate_map(
     """Compare every trajectory of a map with the ground truth that its source knew.
 
     Args:
-        stored: Folder of the map.
+        folder: Folder of the map.
         align: What is moved away first: sim3 (also the scale), se3, or none.
         out: Folder for trajectories and figures; beside the map's own files if not given.
         as_json: Print JSON.
     """
     from anchor3r.evaluation.metrics import Alignment
-    from anchor3r.evaluation.runner import score_poses
+    from anchor3r.evaluation.scoring import score_poses
     from anchor3r.store import load_map
 
-    with load_map(stored) as opened:
-        variants, _ = score_poses(opened, Alignment(align), out or stored / "evaluation", stored.name)
+    with load_map(folder) as scene_map:
+        variants, _ = score_poses(scene_map, Alignment(align), out or folder / "evaluation", folder.name)
     _print_metrics(variants, as_json=as_json)
 
 
@@ -119,8 +119,7 @@ def worlds(
         keep_maps: Keep the maps, too.
     """
     from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
-    from anchor3r.evaluation.mapped import MapAndRefine
-    from anchor3r.evaluation.runner import run_benchmark
+    from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 
     lengths = dict.fromkeys(PARTS, frames) | {"grid": grid_frames, "stream": stream_frames}
     names = [
@@ -200,8 +199,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             seed: Of every random choice.
         """
         from anchor3r.evaluation.benchmarks import BENCHMARKS
-        from anchor3r.evaluation.mapped import MapAndRefine
-        from anchor3r.evaluation.runner import run_benchmark
+        from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
         from anchor3r.evaluation.tables import run_tables
 
         results = run_benchmark(

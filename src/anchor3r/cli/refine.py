@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +16,7 @@ from anchor3r.pipeline.settings import RefineSettings
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]
 _DEFAULTS = RefineSettings()
+_STAGES = {"describing": "describing keyframes", "loops": "measuring loops"}
 
 
 def refine(
@@ -40,14 +43,16 @@ def refine(
     from anchor3r.pipeline.refine import LoopChoices, refine_map
 
     choices = LoopChoices(accept=tuple(accept_loop), reject=tuple(reject_loop), redo=redo_loops)
-    with progress("loops", None, "events") as advance:
-        summary = refine_map(
-            folder,
-            settings,
-            choices=choices,
-            progress=lambda stage, done, total: advance(done, f"{stage} (of {total})"),
-        )
+    with refining_progress() as show:
+        summary = refine_map(folder, settings, choices=choices, progress=show)
     print(json.dumps(summary) if as_json else _in_words(summary))
+
+
+@contextmanager
+def refining_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows how far each stage of a refinement has come: `show(stage, done, total)`."""
+    with progress("refining", None, "frames") as advance:
+        yield lambda stage, done, total: advance(done, _STAGES.get(stage, stage), total)
 
 
 def _in_words(summary: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import tyro
 from anchor3r.errors import Anchor3RError
 
 MIN_SIDE, MAX_SIDE = 200, 8000
+PICTURE_SIZE = (1600, 900)
 
 
 def render(
@@ -17,7 +18,7 @@ def render(
     out: Path,
     view: Literal["top", "perspective", "both"] = "both",
     poses: str | None = None,
-    size: tuple[int, int] = (1600, 900),
+    size: tuple[int, int] = PICTURE_SIZE,
     confidence: float = 0.0,
 ) -> None:
     """Draw a map: its points, the camera's path, and the ground truth if the map has one.
@@ -30,14 +31,13 @@ def render(
         size: Width and height in pixels.
         confidence: Leave out points below this confidence.
     """
-    from anchor3r.report.drawing import scene_of
-    from anchor3r.report.picture import View, write_picture
+    from anchor3r.report.picture import View, scene_of, write_picture
     from anchor3r.store import best_poses, load_map
 
     if not all(MIN_SIDE <= side <= MAX_SIDE for side in size):
         raise Anchor3RError(f"--size must lie between {MIN_SIDE} and {MAX_SIDE}, not {size[0]} {size[1]}")
-    with load_map(folder) as source:
-        poses = poses or best_poses(source.trajectory_names())
-        scene = scene_of(source, poses, min_confidence=confidence)
+    with load_map(folder) as scene_map:
+        poses = poses or best_poses(scene_map.trajectory_names())
+        scene = scene_of(scene_map, poses, min_confidence=confidence)
         write_picture(out, scene, view=View(view), size=size)
     print(f"{out}: {len(scene.points)} points of {folder} ({poses} poses)")

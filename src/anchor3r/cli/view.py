@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,8 @@ import tyro
 
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.extras import optional_library
+from anchor3r.viewer.settings import ViewSettings
 
 
 def view(
@@ -21,7 +22,7 @@ def view(
     host: str = "127.0.0.1",
     port: int = 8080,
     save: Path | None = None,
-    points: int = 1_000_000,
+    points: int = ViewSettings.point_budget,
     wait: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Show a map in the browser, also while it grows.
@@ -37,7 +38,8 @@ def view(
         wait: Wait for the map to be begun, if it is not there yet.
     """
     _insist_on_viser()
-    from anchor3r.viewer.server import save_page, serve_map
+    from anchor3r.viewer.page import save_page
+    from anchor3r.viewer.server import serve_map
 
     if not 1 <= port <= 65535:
         raise Anchor3RError(f"--port must lie in 1 … 65535, not {port}")
@@ -74,7 +76,7 @@ def _announce(url: str) -> None:
 
 
 def _insist_on_viser() -> None:
-    if find_spec("viser") is None:
-        raise Anchor3RError(
-            "the viewer is not installed; install it with: pip install -c constraints.txt '.[viewer]'"
-        )
+    optional_library("viser", extra="viewer", purpose="the viewer")
+    import rich
+
+    rich.get_console().quiet = True  # viser prints there when it starts and ends, the command speaks itself

@@ -16,24 +16,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.benchmarks.benchmark import Benchmark, ScoringProtocol
-from anchor3r.evaluation.metrics import Alignment
-from anchor3r.evaluation.results import Metrics, Results, SequenceResult, read_json, write_json
-from anchor3r.evaluation.scoring import (
-    ScoredTrajectory,
-    cloud_metrics,
-    depth_metrics,
-    neighbour_metrics,
-    scored_trajectory,
-)
+from anchor3r.evaluation.benchmarks.benchmark import Benchmark
+from anchor3r.evaluation.results import Results, SequenceResult, read_json, write_json
+from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.io.files import replacing
-from anchor3r.io.trajectories import write_tum
+from anchor3r.pipeline.mapping import MappingRun
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.settings import MapSettings
+from anchor3r.predictors.loading import load_predictor, weights_file
 from anchor3r.sources import Source
-from anchor3r.store import ONLINE, Map, load_map
+from anchor3r.store import load_map
 
 
 class MapFunction(Protocol):
@@ -49,6 +43,44 @@ class MapFunction(Protocol):
 
     def __call__(self, source: Source, folder: Path) -> None:
         """Makes or completes the map in a folder, with poses called online and perhaps offline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapAndRefine:
+    """Maps a source with a predictor of a name; goes on where an interrupted run ended."""
+
+    predictor: str = "auto"
+    """As `anchor3r map --predictor`."""
+    offline: bool = False
+    """Refine the finished map: loop closure and motion averaging."""
+    window: int | None = None
+    """Frames in a window; the predictor's own if None."""
+    seed: int = 0
+    """Of every random choice."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.predictor.partition(":")[0]).stem
+
+    @property
+    def config(self) -> dict[str, Any]:
+        weights = weights_file(self.predictor)
+        if weights is None:
+            return asdict(self)
+        from anchor3r.model.checkpoints import file_digest
+
+        return asdict(self) | {"weights": file_digest(weights)}
+
+    def __call__(self, source: Source, folder: Path) -> None:
+        predictor = load_predictor(self.predictor, window=self.window, seed=self.seed)
+        settings = MapSettings(keep_images=self.offline, seed=self.seed)
+        # A map of fewer or more frames than are to be scored is another one.
+        identity = {"stop": source.wanted.stop}
+        with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
+            for _ in run:
+                pass
+        if self.offline:
+            refine_map(folder, predictor=lambda: predictor, read_frame=source.read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +114,8 @@ class SequenceJob:
             return self._earlier(path)
         with self.benchmark.open(self.root, self.sequence, slice(self.max_frames)) as source:
             self.map_function(source, self.out / "map")
-            with load_map(self.out / "map") as stored:
-                result = score_map(stored, source, self.benchmark.protocol, self.out, self.sequence)
+            with load_map(self.out / "map") as scene_map:
+                result = score_map(scene_map, source, self.benchmark.protocol, self.out, self.sequence)
         result.deviations = self.deviations()
         write_json(path, self.stamp() | asdict(result))
         if not self.keep_map:
@@ -102,72 +134,6 @@ class SequenceJob:
                     f"{path} is of another run (its {key} differs); remove it or choose another --out"
                 )
         return SequenceResult(**content)
-
-
-def score_map(
-    stored: Map, source: Source, protocol: ScoringProtocol, out: Path, title: str
-) -> SequenceResult:
-    """Scores every trajectory of a map, its cloud and depth, and leaves trajectories and figures in `out`."""
-    variants, scored = score_poses(stored, protocol.alignment, out, title)
-    for name, found in scored.items():
-        variants[name] |= depth_metrics(stored, source, found.frames)
-        if protocol.cloud is not None:
-            variants[name] |= cloud_metrics(stored, name, source, found, protocol.cloud)
-    return SequenceResult(
-        num_frames=stored.num_frames,
-        variants=variants,
-        runtime=runtime_metrics(stored),
-        made_from=stored.meta["identity"],
-    )
-
-
-def score_poses(
-    stored: Map, alignment: Alignment, out: Path, title: str
-) -> tuple[dict[str, Metrics], dict[str, ScoredTrajectory]]:
-    """Metrics of every trajectory of a map by its name, and those that could be aligned at all."""
-    truth = stored.true_trajectory()
-    if truth is None:
-        raise Anchor3RError(f"the source of {stored.folder} had no ground truth to compare with")
-    write_tum(out / "truth.tum", truth)
-    neighbours = neighbour_metrics(stored.graph(), truth)
-    variants: dict[str, Metrics] = {}
-    scored: dict[str, ScoredTrajectory] = {}
-    for name in stored.trajectory_names() or [ONLINE]:  # without any pose it has failed, and is told so
-        estimate = stored.trajectory(name)
-        write_tum(out / f"{name}.tum", estimate)
-        found = scored_trajectory(estimate, truth, alignment)
-        if found is None:
-            variants[name] = {"coverage": 0.0}
-        else:
-            scored[name] = found
-            variants[name] = {**found.metrics(), **neighbours}
-    _draw(stored, scored, out, title)
-    return variants, scored
-
-
-def runtime_metrics(stored: Map) -> Metrics:
-    """What the mapping cost, as its store recorded it."""
-    runtime = stored.runtime()
-    if not len(runtime.seconds):
-        return {}
-    total_s = float(runtime.seconds.sum())
-    return {
-        "seconds": total_s,
-        "frames_per_second": len(runtime.seconds) / total_s if total_s else float("nan"),
-        "peak_memory_bytes": float(np.max(runtime.peak_rss_bytes)),
-    }
-
-
-def _draw(stored: Map, scored: dict[str, ScoredTrajectory], out: Path, title: str) -> None:
-    from anchor3r.evaluation import figures
-
-    if scored:
-        errors = {name: found.errors for name, found in scored.items()}
-        figures.trajectory_figure(errors, out / "trajectory.png", title)
-        figures.error_over_distance_figure(errors, out / "error.png", title)
-    runtime = stored.runtime()
-    if len(runtime.seconds) > 1:
-        figures.runtime_figure(runtime.seconds, runtime.peak_rss_bytes, out / "runtime.png", title)
 
 
 def run_benchmark(

@@ -47,7 +47,7 @@ METRICS: dict[str, Column] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MethodRow:
     """A method's metric by sequence; None where it failed, absent where it was not run."""
 
     method: str
@@ -61,7 +61,7 @@ class Row:
         return sum(found) / len(found) if found else self.printed_average
 
 
-def metric_table(rows: Sequence[Row], sequences: Sequence[str], metric: str) -> str:
+def metric_table(rows: Sequence[MethodRow], sequences: Sequence[str], metric: str) -> str:
     """One metric, **best** and _second best_ of each column marked; averages over fewer say of how many."""
     about = METRICS.get(metric, Column(label=metric, digits=4))
     columns = [[row.values.get(name) for row in rows] for name in sequences]
@@ -100,7 +100,7 @@ def run_tables(runs: Sequence[Results], metrics: Sequence[str], *, with_paper: b
     remarks = _remarks(runs, with_paper=with_paper)
     for metric in metrics:
         rows = [
-            Row(method=f"{run.method}-{variant.capitalize()}", values=values)
+            MethodRow(method=f"{run.method}-{variant.capitalize()}", values=values)
             for run in runs
             for variant, values in run.rows(metric).items()
         ]
@@ -127,14 +127,16 @@ def _remarks(runs: Sequence[Results], *, with_paper: bool) -> list[str]:
     return remarks
 
 
-def _published(benchmark: str, metric: str, sequences: Sequence[str]) -> list[Row]:
+def _published(benchmark: str, metric: str, sequences: Sequence[str]) -> list[MethodRow]:
     """The paper's rows as far as they concern the sequences that were run."""
     rows = []
     for row in published_rows(benchmark, metric):
         values = {name: row.values[name] for name in sequences if name in row.values}
         only_average = None if row.values else row.printed_average
         if values or only_average is not None:
-            rows.append(Row(method=f"{row.method} [paper]", values=values, printed_average=only_average))
+            rows.append(
+                MethodRow(method=f"{row.method} [paper]", values=values, printed_average=only_average)
+            )
     return rows
 
 

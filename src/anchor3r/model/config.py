@@ -1,4 +1,4 @@
-"""Sizes of the network: one dataclass, five presets, one code path."""
+"""Sizes of the network: one dataclass, four presets, one code path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class NetworkConfig:
     rope_base: float = 100.0
     """Base of the 2-D rotary positions."""
     offset_embedding: bool = False
-    """Whether a query group is told how many frames ago its frame was."""
+    """Whether a query group carries an embedding of how many frames ago its frame was."""
     head_layers: tuple[int, int, int, int]
     """Layers whose tokens the point head reads."""
     camera_depth: int = 4

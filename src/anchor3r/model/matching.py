@@ -210,7 +210,8 @@ def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> 
 class MatchEmbedding(nn.Module):
     """Tells patch tokens and query groups what the correlation found, and along which rays.
 
-    A patch token hears of all members of the window. The group of one member hears of all patches: what each
+    A patch token gets the matches with all members of the window. The group of one member gets those of all
+    patches: what each
     says of that member, on average, which is where a motion shows.
     """
 

@@ -36,7 +36,7 @@ _FRAMES_AT_ONCE = 8
 _MAX_GRID = 128
 """Most patches a side: the size of the table of rotary positions."""
 Probe = Callable[[Tensor, Tensor, Tensor | None], None]
-"""Hears of a window block's attention: query groups' queries, all keys, mask."""
+"""Called with what a window block attends with: query groups' queries, all keys, mask."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Anchor3RNetwork(nn.Module):
         tokens, features, detail = self._encode(image)
         cache.advance(features)
         ages = torch.tensor(cache.ages, device=image.device)
-        patches, notes, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
+        patches, member_matches, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
         if features is not None:
             slots = sorted((age, slot) for slot, age in enumerate(cache.ages) if age > 0)
             index = [(b, 0, age) for age, _ in slots for b in range(len(image))]
@@ -193,13 +193,13 @@ class Anchor3RNetwork(nn.Module):
                 torch.cat(level) for level in zip(*(cache.features(s) or [] for _, s in slots), strict=True)
             ]
             current = [level[None].expand(len(slots), *level.shape).flatten(0, 1) for level in features]
-            matches, patches, notes = self._match(tokens, current, others, pairs, camera, 1, size)
+            matches, patches, member_matches = self._match(tokens, current, others, pairs, camera, 1, size)
         groups = ages if self.config.gauge == "current" else ages.new_tensor([0])
         is_reference = (
             groups == 0 if self.config.gauge == "current" else ages.new_ones(1) * (cache.num_steps == 1)
         )
         each = groups[None].expand(len(image), -1)
-        queries = self._instantiate(is_reference.bool().expand_as(each), each, notes)
+        queries = self._instantiate(is_reference.bool().expand_as(each), each, member_matches)
         levels, pose_tokens = self._blocks(patches, queries, cache, (rows, cols))
         return self._decode(levels, pose_tokens, each, size, camera, tokens, detail, matches, pairs)
 
@@ -212,14 +212,14 @@ class Anchor3RNetwork(nn.Module):
         tokens, features, detail = self._encode(clips.flatten(0, 1))
         camera = None if cameras is None else cameras.flatten(0, 1)
         memory = ClipMemory(self.config, b, s, clips.device)
-        patches, notes, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
+        patches, member_matches, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
         if features is not None:
             pairs = memory.pairs()
             anchor = pairs[:, 0] * s + pairs[:, 1]
             current = [level[anchor] for level in features]
             others = [level[anchor - pairs[:, 2]] for level in features]
-            matches, patches, notes = self._match(tokens, current, others, pairs, camera, s, size)
-        queries = self._instantiate(memory.is_reference, memory.ages, notes)
+            matches, patches, member_matches = self._match(tokens, current, others, pairs, camera, s, size)
+        queries = self._instantiate(memory.is_reference, memory.ages, member_matches)
         levels, pose_tokens = self._blocks(patches, queries, memory, self._grid(*size), probe)
         return self._decode(levels, pose_tokens, memory.ages, size, camera, tokens, detail, matches, pairs)
 
@@ -294,14 +294,15 @@ class Anchor3RNetwork(nn.Module):
         return matches, tokens + to_tokens, by_age
 
     def _instantiate(self, is_reference: Tensor, ages: Tensor, by_age: Tensor | None) -> Tensor:
-        """Query groups (B', M, G, C) from the templates, for groups (B', M), with notes (B', W - 1, C)."""
+        """Query groups (B', M, G, C) from the templates, for groups (B', M), with embedded
+        matches (B', W - 1, C)."""
         queries = self.query_tokens[(~is_reference).long()]
         if self.config.offset_embedding:
             queries = queries + self.age_embedding[ages.clamp(min=0)][:, :, None]
         if by_age is not None:
             index = (ages - 1).clamp(min=0)[..., None].expand(-1, -1, by_age.shape[-1])
-            notes = by_age.gather(1, index) * (ages > 0)[..., None]
-            queries = queries + notes[:, :, None]
+            embedded = by_age.gather(1, index) * (ages > 0)[..., None]
+            queries = queries + embedded[:, :, None]
         return queries
 
     def _blocks(

@@ -27,6 +27,7 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source
 from anchor3r.store import OFFLINE, Loop, LoopState, Map, MapWriter, load_map
+from anchor3r.threads import chosen_threads, limited_threads
 from anchor3r.trajectory import Trajectory
 
 LOOPS_CSV = "loops.csv"
@@ -81,6 +82,7 @@ def refine_map(
     settings, choices = settings or RefineSettings(), choices or LoopChoices()
     clock = _Clock()
     with ExitStack() as stack:
+        stack.enter_context(limited_threads(chosen_threads(settings.threads)))
         source = None if read_frame else stack.enter_context(_source_if_no_images(Path(folder)))
         writer = stack.enter_context(MapWriter.open(folder))
         scene_map = stack.enter_context(load_map(folder))
@@ -161,7 +163,7 @@ class _LoopSearch:
     ) -> None:
         self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
         self._retrieval = replace(config.retrieval, top_k=settings.top_k)
-        self._reinsertion = config.reinsertion
+        self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
         has_tokens = len(scene_map.descriptors()[0]) > 0
@@ -205,7 +207,8 @@ class _LoopSearch:
         done = {loop.event for loop in self._map.loops()}
         reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
         frames = self._online.frames
-        with self._clock.stage("loops"):
+        threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
+        with self._clock.stage("loops"), limited_threads(threads):
             for event in range(len(matches)):
                 self._progress("loops", event, len(matches))
                 if event in done:

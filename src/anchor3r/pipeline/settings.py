@@ -27,6 +27,8 @@ class MapSettings:
     """Keep a small JPEG of every frame, for loop closure and viewing."""
     seed: int = 0
     """Seed of every random choice."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class RefineSettings:
     or netvlad:PATH (public Pittsburgh weights). Tokens if the map has them."""
     predictor: str | None = None
     """What measures loops; the predictor that the map was made with if not given."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
     def __post_init__(self) -> None:
         for name in ("keyframe_interval", "top_k"):

@@ -93,7 +93,12 @@ def _features(window: int | None) -> Predictor:
     from anchor3r.predictors.features.config import FeaturesConfig
     from anchor3r.predictors.features.predictor import FeaturesPredictor
 
-    return FeaturesPredictor(FeaturesConfig(**_given(window=window)))
+    try:
+        config = FeaturesConfig(**_given(window=window))
+    except ValueError as error:
+        largest = FeaturesConfig.memory + 1
+        raise Anchor3RError(f"--window {window}: features takes windows of 3 to {largest} frames") from error
+    return FeaturesPredictor(config)
 
 
 def _ground_truth(argument: str, window: int | None, seed: int) -> Predictor:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.geometry import SE3, rotation_from_quat
 from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.vggt import VGGT, load_vggt
-from anchor3r.predictors.images import fit_to_patches
+from anchor3r.predictors.images import camera_from_fov, fit_to_patches
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.robust import mad_sigma
 from anchor3r.snapshots import from_arrays, to_arrays
@@ -120,6 +120,8 @@ def log_scale_ratio(
 
 class VGGTPredictor(Predictor):
     """Measures windows of a stream with VGGT."""
+
+    gains_from_threads = True
 
     def __init__(
         self,
@@ -248,15 +250,6 @@ def _assemble(
         points_confidence=depth_map.confidence,
         intrinsics=camera.resized(anchor.image.shape[1], anchor.image.shape[0]),
         descriptor=(descriptor / descriptor.norm()).cpu().numpy(),
-    )
-
-
-def camera_from_fov(vertical_fov: float, horizontal_fov: float, height: int, width: int) -> Pinhole:
-    """The camera that sees these angles (rad), its principal point in the middle of the image."""
-    # An angle out of this range is no camera's but a network's that is lost; the points stay finite.
-    tan_v, tan_h = np.tan(np.clip([vertical_fov, horizontal_fov], 0.02, 3.0) / 2)
-    return Pinhole(
-        float(width / 2 / tan_h), float(height / 2 / tan_v), (width - 1) / 2, (height - 1) / 2, width, height
     )
 
 

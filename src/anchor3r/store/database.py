@@ -103,7 +103,7 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
     """Opens an existing map, to read it or to add to it."""
     path = folder / DATABASE
     if not path.is_file():
-        raise Anchor3RError(f"{folder} holds no map; make one with: anchor3r map SOURCE --out {folder}")
+        raise Anchor3RError(f"{folder} holds no map; check the path, or map a source into it first")
     with explained(folder):
         database = _connect(path, "rw" if write else _read_mode(folder))
         application = database.execute("PRAGMA application_id").fetchone()[0]
@@ -112,7 +112,7 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
             _prepare_to_write(database)
     if application != _APPLICATION_ID:
         raise Anchor3RError(
-            f"{path} is not a map, or was never begun; make one with: anchor3r map SOURCE --out {folder}"
+            f"{path} is not a map, or was never begun; check the path, or map a source into it first"
         )
     if version > FORMAT_VERSION:
         raise Anchor3RError(

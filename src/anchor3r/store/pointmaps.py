@@ -27,7 +27,7 @@ class PointMap:
     """The geometry that one frame saw, on a grid that spans its image."""
 
     points_in_camera: NDArray[np.float32]
-    """(h, w, 3) in the unit of the frame's window; NaN where there is no point"""
+    """(h, w, 3) in the scale of the frame's window; NaN where there is no point"""
     colours: NDArray[np.uint8]
     """(h, w, 3) RGB"""
     confidence: NDArray[np.float32]

@@ -48,7 +48,7 @@ class Counts:
     with_pose: int
     """Frames that have an online pose."""
     lost: int
-    """Frames that the predictor could not relate to any other."""
+    """Frames without a pose that the predictor could not relate to any other."""
     components: int
     """Parts that no measurement relates."""
 
@@ -102,7 +102,11 @@ class Map:
 
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
-        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (WindowStatus.LOST.value,))[0][0]
+        lost = self._all(
+            "SELECT count(*) FROM frames WHERE status = ? AND frame NOT IN "
+            "(SELECT frame FROM poses WHERE name = ?)",
+            (WindowStatus.LOST.value, ONLINE),
+        )[0][0]
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]
@@ -179,7 +183,7 @@ class Map:
             "SELECT id, anchor, kind, edges, information FROM edge_groups "
             f"LEFT JOIN loops USING (event) {which} ORDER BY id"
         )
-        return MotionGraph.from_edges(rows.edges_from_groups(groups))
+        return MotionGraph(rows.edges_from_groups(groups))
 
     def loops(self) -> list[Loop]:
         """Loop events with their verdicts."""
@@ -262,7 +266,7 @@ class Map:
         return decode_picture(found[0][0])
 
     def points(self, index: int) -> PointMap | None:
-        """The point map of a frame in its own camera and unit; None if it has none."""
+        """The point map of a frame in its own camera and scale; None if it has none."""
         found = self._of_frame(
             "SELECT height, width, scale, camera, points, colours, confidence FROM points", index
         )

@@ -126,7 +126,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of one table, not yet written."""
 
     table: str
@@ -175,11 +175,11 @@ def _array_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 def decisive(
     frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
-) -> list[Row]:
+) -> list[TableRow]:
     """What a frame adds to the trajectory and the graph: the part that a replay must reproduce."""
     intrinsics = prediction.intrinsics or frame.intrinsics
     found = [
-        Row("frames", {
+        TableRow("frames", {
             "frame": frame.index, "timestamp_s": frame.timestamp_s, "status": prediction.status.value,
             "intrinsics": None if intrinsics is None else json.dumps(astuple(intrinsics)),
             "true_pose": _true_pose_blob(frame),
@@ -192,7 +192,9 @@ def decisive(
     return found
 
 
-def bulk(frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int) -> Iterator[Row]:
+def bulk(
+    frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int
+) -> Iterator[TableRow]:
     """A frame's point map and its picture, the longer side at most `image_side`; none if that is 0."""
     if prediction.points_in_anchor is not None:
         encoded = encode_points(
@@ -202,13 +204,13 @@ def bulk(frame: Frame, prediction: WindowPrediction, image_side: int, image_qual
             prediction.intrinsics or frame.intrinsics,
         )
         camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
-        yield Row("points", {"frame": frame.index, **vars(encoded), "camera": camera})
+        yield TableRow("points", {"frame": frame.index, **vars(encoded), "camera": camera})
     if image_side:
         height, width = frame.image.shape[:2]
         shrink = min(1.0, image_side / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
         jpeg = encode_picture(resized(frame.image, *size), image_quality)
-        yield Row("pictures", {"frame": frame.index, "jpeg": jpeg})
+        yield TableRow("pictures", {"frame": frame.index, "jpeg": jpeg})
 
 
 def shows_same(
@@ -225,8 +227,8 @@ def shows_same(
     return float(np.abs(kept.astype(np.int16) - again).mean()) <= _SAME_PICTURE_LEVELS
 
 
-def pose_row(name: str, pose: FramePose, *, known_since: int) -> Row:
-    return Row("poses", {
+def pose_row(name: str, pose: FramePose, *, known_since: int) -> TableRow:
+    return TableRow("poses", {
         "name": name, "frame": pose.frame, "known_since": known_since, "component": pose.component,
         "pose": _doubles(pose.rotation, pose.center),
         "covariance": None if pose.covariance is None else _doubles(pose.covariance),
@@ -263,14 +265,14 @@ def pinhole_from_json(text: str | None) -> Pinhole | None:
     return None if text is None else Pinhole(*json.loads(text))
 
 
-def group_row(edges: Edges, *, event: int | None = None) -> Row:
+def group_row(edges: Edges, *, event: int | None = None) -> TableRow:
     """Edges of one anchor and one kind."""
     records = np.empty(len(edges), EDGE)
     records["member"] = edges.frame_i
     for name in _EDGE_COLUMNS:
         records[name] = getattr(edges, name)
     unknown = np.isnan(edges.information).all()
-    return Row("edge_groups", {
+    return TableRow("edge_groups", {
         "anchor": int(edges.frame_t[0]), "kind": int(edges.kind[0]), "edges": records.tobytes(),
         "information": None if unknown else _doubles(edges.information), "event": event,
     })  # fmt: skip
@@ -297,8 +299,8 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
     )  # fmt: skip
 
 
-def loop_row(loop: Loop) -> Row:
-    return Row("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
+def loop_row(loop: Loop) -> TableRow:
+    return TableRow("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
 
 
 def verdict(loop: Loop) -> dict[str, Any]:
@@ -315,13 +317,13 @@ def loop_from_row(row: Sequence[Any]) -> Loop:
     return Loop(event=event, query=query, match=match, state=state, figures=json.loads(figures))
 
 
-def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
+def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[TableRow]:
     """Arrays by name, in parts small enough for a BLOB and for memory."""
     for name, value in state.items():
         array = np.ascontiguousarray(value)
         data = array.reshape(-1).view(np.uint8)
         for part, start in enumerate(range(0, max(1, len(data)), _PART_BYTES)):
-            yield Row("snapshots", {
+            yield TableRow("snapshots", {
                 "frame": frame, "name": name, "part": part,
                 "dtype": array.dtype.str, "shape": json.dumps(value.shape),
                 "data": zlib.compress(data[start : start + _PART_BYTES].tobytes(), 1),

@@ -22,6 +22,7 @@ from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    LOCK,
     acquire_lock,
     create_database,
     explained,
@@ -29,7 +30,7 @@ from anchor3r.store.database import (
     open_database,
     remove_database,
 )
-from anchor3r.store.rows import ONLINE, Loop, Row
+from anchor3r.store.rows import ONLINE, Loop, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
@@ -155,6 +156,15 @@ class MapWriter:
         finally:
             self._database.close()
             self._lock.close()
+
+    def discard(self) -> None:
+        """Takes a map away that holds nothing yet, and its folder unless something else lies there."""
+        self._database.close()
+        remove_database(self.folder)
+        self._lock.close()
+        with suppress(OSError):
+            (self.folder / LOCK).unlink()
+            self.folder.rmdir()
 
     def record(
         self, frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
@@ -329,7 +339,7 @@ class MapWriter:
                 raise
         self.commit()
 
-    def _compare(self, frame: int, recomputed: Iterable[Row]) -> None:
+    def _compare(self, frame: int, recomputed: Iterable[TableRow]) -> None:
         for row in recomputed:
             with explained(self.folder):
                 difference = row.difference(self._database)
@@ -346,10 +356,10 @@ class MapWriter:
                     difference, frame,
                 )  # fmt: skip
 
-    def _runtime(self, frame: int) -> Row:
+    def _runtime(self, frame: int) -> TableRow:
         now = time.monotonic()
         seconds, self._recorded_at = now - self._recorded_at, now
-        return Row("runtime", {"frame": frame, "seconds": seconds, "peak_rss_bytes": _peak_rss_bytes()})
+        return TableRow("runtime", {"frame": frame, "seconds": seconds, "peak_rss_bytes": _peak_rss_bytes()})
 
     def _value(self, query: str, *, default: Any) -> Any:
         with explained(self.folder):

@@ -68,7 +68,7 @@ class Recipe:
     ema_decay: float = 0.999
     """Memory of the averaged weights, which are the ones kept."""
     known_camera_probability: float = 1.0
-    """Share of batches in which the network is told the intrinsics."""
+    """Share of batches in which the network gets the intrinsics."""
     gradient_checkpointing: bool = False
     """Recomputes layers in the backward pass to save memory."""
     sharding: Sharding = "ddp"

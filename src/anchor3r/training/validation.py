@@ -13,8 +13,7 @@ from anchor3r.model.network import WindowOutput
 from anchor3r.training.clips import Clips, cell_depth
 from anchor3r.training.data import ClipBatches
 from anchor3r.training.distributed import Processes
-from anchor3r.training.losses import quaternions_xyzw, relative_poses
-from anchor3r.training.match_loss import true_correspondences
+from anchor3r.training.losses import quaternions_xyzw, relative_poses, true_correspondences
 from anchor3r.training.recipes import Recipe
 
 VALIDATION_SEED = 2**31
@@ -93,7 +92,7 @@ def draw_samples(output: WindowOutput, clips: Clips) -> NDArray[np.uint8]:
     confidence = output.confidence[:s].cpu().numpy()
     low, high = np.percentile(np.log(truth[truth > 0]), [2, 98]) if (truth > 0).any() else (0.0, 1.0)
 
-    def coloured(values: NDArray, start: float, end: float) -> NDArray[np.uint8]:
+    def coloured(values: NDArray[np.float32], start: float, end: float) -> NDArray[np.uint8]:
         factor = height // values.shape[1]
         scaled = np.clip((values - start) / (end - start + 1e-9), 0, 1).repeat(factor, 1).repeat(factor, 2)
         return (colormaps["turbo"](scaled)[..., :3] * 255).astype(np.uint8)

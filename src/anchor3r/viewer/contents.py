@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Sim3, umeyama
 from anchor3r.store import ONLINE, Loop, Map, load_map
 from anchor3r.store.database import DATABASE
 from anchor3r.store.pointmaps import resized
-from anchor3r.trajectory import Trajectory
-from anchor3r.viewer.cache import load_levels, save_levels
-from anchor3r.viewer.levels import Levels, LevelsConfig, to_world
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
+from anchor3r.viewer.levels import Levels, LevelsConfig, load_levels, save_levels, to_world
 
 THUMBNAIL_SIDE = 128
 """Longer side in pixels of the pictures in camera frustums."""
@@ -26,7 +24,7 @@ _CACHE_GROWTH = 1.5  # the cache is written again once so many times as many poi
 
 
 @dataclass(frozen=True)
-class Camera:
+class FrustumShape:
     """What the frustum of a frame looks like."""
 
     fov_rad: float
@@ -51,10 +49,10 @@ class MapContents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._made.close()
+        self._scene_map.close()
 
     def _open(self) -> None:
-        self._made: Map = load_map(self.folder)
+        self._scene_map: Map = load_map(self.folder)
         self._file = (self.folder / DATABASE).stat().st_ino
         self._version: int | None = None
         self.trajectories: dict[str, Trajectory] = {}
@@ -63,7 +61,7 @@ class MapContents:
         self.num_frames = 0
         self.num_expected: int | None = None
         self.levels = Levels(self._config)
-        self._identity = self._made.meta.get("identity")
+        self._identity = self._scene_map.meta.get("identity")
         load_levels(self.levels, self.folder, self._identity)
         self._num_cached = len(self.levels)
         self.camera = lru_cache(maxsize=512)(self._camera)
@@ -75,17 +73,17 @@ class MapContents:
         except OSError as error:
             raise Anchor3RError(f"{self.folder} is gone or cannot be read ({error.strerror})") from error
         if replaced:
-            self._made.close()
+            self._scene_map.close()
             self._open()
-        version = self._made.version()
+        version = self._scene_map.version()
         if version == self._version:
             return False
         self.trajectories = {
-            name: self._made.trajectory(name) for name in self._made.trajectory_names() or [ONLINE]
+            name: self._scene_map.trajectory(name) for name in self._scene_map.trajectory_names() or [ONLINE]
         }
-        self.truth, self.loops = self._made.true_trajectory(), self._made.loops()
-        self.num_frames = self._made.num_frames
-        self.num_expected = self._made.meta.get("num_frames")
+        self.truth, self.loops = self._scene_map.true_trajectory(), self._scene_map.loops()
+        self.num_frames = self._scene_map.num_frames
+        self.num_expected = self._scene_map.meta.get("num_frames")
         self._version = version
         return True
 
@@ -98,7 +96,7 @@ class MapContents:
         ends_s = time.monotonic() + seconds
         while pending := self.levels.pending(self.online):
             for k in pending:
-                self.levels.build(k, self.online, self._made.points)
+                self.levels.build(k, self.online, self._scene_map.points)
                 if time.monotonic() > ends_s:
                     return False
         if len(self.levels) >= _CACHE_GROWTH * self._num_cached:
@@ -121,22 +119,20 @@ class MapContents:
             ]
 
     def aligned_truth(self, name: str) -> tuple[NDArray[np.float64], float] | None:
-        """Ground-truth centres (n, 3) in the world of those poses, and the true unit's length there."""
+        """Ground-truth centres (n, 3) in the world of those poses, and how long a metre is there."""
         poses = self.trajectories[name]
         if self.truth is None or not len(poses):
             return None
-        component = np.zeros(len(poses), np.int64) if poses.component is None else poses.component
-        largest = poses.select(component == np.bincount(component).argmax())
-        _, ours, theirs = np.intersect1d(largest.frames, self.truth.frames, return_indices=True)
-        if len(ours) < 3:
+        world_from_true = estimated_from_true_world(poses.largest_component(), self.truth)
+        if world_from_true is None:
             return None
-        world_from_true: Sim3 = umeyama(self.truth.center[theirs], largest.center[ours])
         return np.asarray(world_from_true.apply(self.truth.center), np.float64), float(world_from_true.scale)
 
     def depth(self) -> float:
-        """How far typical points are from their camera, in units of the online world: the view's yardstick.
+        """How far typical points are from their camera, in units of the online world.
 
-        Rounded to half octaves, so that it changes seldom while the map grows.
+        Sizes in the view follow from it. Rounded to half octaves, so that it changes seldom while the map
+        grows.
         """
         points = self.levels.sample(20_000)
         points = points.select(np.isin(points.frame, self.online.frames))
@@ -162,17 +158,17 @@ class MapContents:
         length = np.linalg.norm(down)
         return -down / length if length > 0.1 else np.array([0.0, -1.0, 0.0])
 
-    def _camera(self, frame: int) -> Camera:
+    def _camera(self, frame: int) -> FrustumShape:
         try:
-            kept = self._made.frame(frame)
+            kept = self._scene_map.frame(frame)
         except Anchor3RError:  # a map without images still shows where its cameras were
-            return Camera(_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT, None)
+            return FrustumShape(_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT, None)
         height, width = kept.image.shape[:2]
         shrink = min(1.0, THUMBNAIL_SIDE / max(height, width))
         thumbnail = resized(kept.image, max(1, round(width * shrink)), max(1, round(height * shrink)))
         lens = kept.intrinsics
         fov_rad = _UNKNOWN_FOV_RAD if lens is None else 2 * float(np.arctan(lens.height / 2 / lens.fy))
-        return Camera(fov_rad, width / height, thumbnail)
+        return FrustumShape(fov_rad, width / height, thumbnail)
 
 
 def uncertainty(poses: Trajectory) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ import viser
 
 from anchor3r.store import ONLINE, best_poses
 from anchor3r.viewer.contents import MapContents
-from anchor3r.viewer.scene import MAX_POINTS, ViewSettings
+from anchor3r.viewer.settings import MAX_POINTS, ViewSettings
 
 _PLAY_STEPS = 150
 
@@ -50,7 +50,7 @@ class Panel:
             control.on_update(lambda _: changed())
 
         @self.poses.on_update
-        def _(event: viser.GuiEvent) -> None:
+        def _(event: viser.GuiEvent[Any]) -> None:
             self._is_pose_chosen |= event.client is not None
 
     def fit(self, contents: MapContents) -> None:

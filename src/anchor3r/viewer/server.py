@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import viser
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.store import best_poses, load_map
-from anchor3r.viewer import cameras, colours
-from anchor3r.viewer.cameras import Viewpoint
+from anchor3r.store.database import holds_map
+from anchor3r.trajectory import FramePose, Trajectory
 from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.panel import Panel
-from anchor3r.viewer.scene import MapScene, ViewSettings
+from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene
+from anchor3r.viewer.settings import ViewSettings
 
 _POLL_S = 1.0
 _PLAY_S = 0.1
 _BUILD_S = 2.0  # between looks at the scene while points are read
 _STILL_GROWING_S = 5.0
 _PORTS = 100
+_NEAR_CLICK = 0.03  # radians between the ray of a click and the nearest point that it can mean
+_SAME_SPOT = 0.004  # radians within which the nearest along the ray is meant
 
 
 class MapServer:
@@ -67,8 +69,7 @@ class MapServer:
         return self._scene.num_points
 
     def close(self) -> None:
-        with redirect_stdout(io.StringIO()):  # it says that it stops
-            self._server.stop()
+        self._server.stop()
 
     def run(self) -> None:
         """Never returns."""
@@ -123,21 +124,21 @@ class MapServer:
             return
         depth, up = self._contents.depth(), self._contents.up()
         if len(poses) >= 2 * self._num_placed:
-            overview = cameras.overview(poses, up, depth)
-            place_initially(self._server, overview, depth, move_clients=not self._num_placed)
+            whole = overview(poses, up, depth)
+            place_initially(self._server, whole, depth, move_clients=not self._num_placed)
             self._num_placed = len(poses)
         current = np.flatnonzero(poses.frames <= settings.last)
         if self._panel.follow.value and len(current):
-            viewpoint = cameras.behind(poses.pose(int(current[-1])), up, depth)
+            viewpoint = behind(poses.pose(int(current[-1])), up, depth)
             for client in self._server.get_clients().values():
                 look_from(client, viewpoint)
 
-    def _look(self, event: viser.GuiEvent) -> None:
+    def _look(self, event: viser.GuiEvent[Any]) -> None:
         """Moves the camera of the client that asked."""
         poses = self._contents.trajectories.get(self._panel.poses.value)
         if event.client is None or poses is None or not len(poses):
             return
-        view = cameras.top_down if self._panel.view.value == "from above" else cameras.overview
+        view = top_down if self._panel.view.value == "from above" else overview
         look_from(event.client, view(poses, self._contents.up(), self._contents.depth()))
 
     def _note_click(self, click: viser.SceneClickEvent) -> None:
@@ -159,7 +160,7 @@ class MapServer:
                 self._mark(click)
 
     def _mark(self, click: viser.SceneClickEvent) -> None:
-        point = cameras.picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
+        point = picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
         if point is None:
             self._panel.say_measured("There is no point.")
             return
@@ -171,7 +172,7 @@ class MapServer:
         # whose font may not be there.
         scene, size = self._server.scene, self._contents.depth() / 40
         scene.add_point_cloud(
-            "/measure/ends", np.stack(self._marks), colours.MEASURE, point_size=size, point_shape="circle",
+            "/measure/ends", np.stack(self._marks), MEASURE_COLOUR, point_size=size, point_shape="circle",
             precision="float32",
         )  # fmt: skip
         scene.remove_by_name("/measure/line")
@@ -179,7 +180,7 @@ class MapServer:
             return
         line = np.stack(self._marks)[None]
         scene.add_line_segments(
-            "/measure/line", line, colours.MEASURE, thickness=3.0, thickness_units="screen"
+            "/measure/line", line, MEASURE_COLOUR, thickness=3.0, thickness_units="screen"
         )
         words = self._distance_in_words(float(np.linalg.norm(line[0, 0] - line[0, 1])))
         self._panel.say_measured(f"Distance: **{words}**")
@@ -197,7 +198,7 @@ class MapServer:
 
 def serve_map(folder: Path, host: str, port: int, *, announce: Callable[[str], None], wait: bool) -> None:
     """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun."""
-    while wait and not _is_begun(folder):
+    while wait and not holds_map(folder):
         time.sleep(_POLL_S / 4)
     with MapContents(folder) as contents:
         server = MapServer(contents, host, port)
@@ -206,43 +207,6 @@ def serve_map(folder: Path, host: str, port: int, *, announce: Callable[[str], N
             server.run()
         finally:
             server.close()
-
-
-def save_page(
-    folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
-) -> tuple[Path, int]:
-    """Writes a page that shows the map without this program; returns it and the number of its points."""
-    from anchor3r.io.files import replacing
-
-    with MapContents(folder) as contents:
-        contents.refresh()
-        if not len(contents.online):
-            with load_map(folder) as made:
-                raise Anchor3RError(f"{made.lack_of_poses()} Save a page of it when it has some.")
-        while not contents.build(_BUILD_S):
-            progress(round(100 * contents.progress()), "reading points")
-        server = start_server("127.0.0.1", 0, "map")
-        try:
-            scene = MapScene(server.scene)
-            settings = whole_map(contents, point_budget)
-            scene.show(contents, settings)
-            depth = contents.depth()
-            poses = contents.trajectories[settings.poses]
-            place_initially(server, cameras.overview(poses, contents.up(), depth), depth, move_clients=True)
-            html = server.get_scene_serializer().as_html(dark_mode=True)
-        finally:
-            with redirect_stdout(io.StringIO()):
-                server.stop()
-    title = f"<title>{folder.resolve().name}: {len(poses)} frames, {settings.poses} poses</title>"
-    with replacing(site / "index.html") as file:
-        file.write(html.replace("<title>Viser</title>", title, 1).encode())
-    return site / "index.html", scene.num_points
-
-
-def whole_map(contents: MapContents, point_budget: int) -> ViewSettings:
-    """Everything, placed by the best poses there are."""
-    frames, best = contents.online.frames, best_poses(contents.trajectories)
-    return ViewSettings(poses=best, first=int(frames[0]), last=int(frames[-1]), point_budget=point_budget)
 
 
 def in_words(contents: MapContents, settings: ViewSettings, num_points: int, growing: bool) -> str:
@@ -269,8 +233,7 @@ def start_server(host: str, port: int, label: str) -> viser.ViserServer:
     port = free_port(host, port)
     # A browser that leaves while it connects is no error, which would be told with a traceback.
     logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-    with redirect_stdout(io.StringIO()):  # the command announces the address itself
-        server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
+    server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
     server.scene.world_axes.visible = False
     return server
@@ -313,7 +276,60 @@ def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
         client.camera.look_at = viewpoint.look_at
 
 
-def _is_begun(folder: Path) -> bool:
-    from anchor3r.store.database import holds_map
+@dataclass(frozen=True)
+class Viewpoint:
+    """A camera of the page."""
 
-    return holds_map(folder)
+    position: NDArray[np.float64]
+    look_at: NDArray[np.float64]
+    up: NDArray[np.float64]
+
+
+def overview(poses: Trajectory, up: NDArray[np.float64], depth: float) -> Viewpoint:
+    """The whole trajectory, from above, behind and a little beside it."""
+    center, extent = _extent(poses, depth)
+    along = _ahead(poses, up)
+    return Viewpoint(center + extent * (0.55 * up - 0.5 * along + 0.3 * np.cross(up, along)), center, up)
+
+
+def top_down(poses: Trajectory, up: NDArray[np.float64], depth: float) -> Viewpoint:
+    """The whole trajectory from straight above; where it first went is up on the screen."""
+    center, extent = _extent(poses, depth)
+    return Viewpoint(center + 0.8 * extent * up, center, _ahead(poses, up))
+
+
+def behind(pose: FramePose, up: NDArray[np.float64], depth: float) -> Viewpoint:
+    """Over the shoulder of one camera."""
+    forward = pose.rotation[2]
+    position = pose.center + depth * (0.25 * up - 0.6 * forward)
+    return Viewpoint(position, pose.center + depth * forward, up)
+
+
+def picked(
+    origin: ArrayLike, direction: ArrayLike, points: NDArray[np.float32]
+) -> NDArray[np.float64] | None:
+    """The point (3,) out of (n, 3) that a click along a ray means; None if it hits nothing."""
+    ray = np.asarray(direction, np.float64)
+    ray = ray / np.linalg.norm(ray)
+    offset = points - np.asarray(origin, np.float64)
+    along = offset @ ray
+    aside = np.linalg.norm(offset - along[:, None] * ray, axis=1)
+    angle = np.where(along > 0, aside / np.where(along > 0, along, 1), np.inf)
+    if not len(points) or angle.min() > _NEAR_CLICK:
+        return None
+    meant = np.flatnonzero(angle <= max(_SAME_SPOT, angle.min()))
+    return points[meant[along[meant].argmin()]].astype(np.float64)
+
+
+def _extent(poses: Trajectory, depth: float) -> tuple[NDArray[np.float64], float]:
+    low, high = poses.center.min(0), poses.center.max(0)
+    return (low + high) / 2, float(np.linalg.norm(high - low)) + 2 * depth
+
+
+def _ahead(poses: Trajectory, up: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(3,) level direction in which the first camera looked."""
+    forward = poses.rotation[0, 2]
+    level = forward - (forward @ up) * up
+    if np.linalg.norm(level) < 1e-3:  # it looked straight up or down
+        level = poses.rotation[0, 1] - (poses.rotation[0, 1] @ up) * up
+    return level / np.linalg.norm(level)

@@ -22,6 +22,13 @@ from anchor3r.predictors.features.projection import (
     rotate,
 )
 
+_BEHIND_COST = 1e4
+"""Of an observation behind its camera, in square pixels: no step may put one there."""
+_FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-4, 1e-8, 1e4
+"""Levenberg–Marquardt's damping, relative to the diagonal; a step changes it by a factor of ten."""
+_CONVERGED = 1e-4
+"""Relative decrease of the cost below which no other step is made."""
+
 
 @kernel
 def _window_cost(
@@ -34,7 +41,7 @@ def _window_cost(
     for i in range(len(uv)):
         k = keyframe_of[i]
         if not residual_of(rotations[k], translations[k], camera, points[point_of[i]], uv[i], out):
-            cost += 1e4
+            cost += _BEHIND_COST
             continue
         e = math.hypot(out[0], out[1])
         cost += 0.5 * e * e if e <= huber_px else huber_px * (e - 0.5 * huber_px)
@@ -194,7 +201,7 @@ def adjust_window(
     v, gp, v_inv = np.empty((len(points), 3, 3)), np.empty((len(points), 3)), np.empty((len(points), 3, 3))
     w, wc = np.empty((len(uv), 6, 3)), np.empty((len(points), CALIBRATION_SIZE, 3))
     cost = _window_cost(rotations, translations, camera, points, point_of, keyframe_of, uv, huber_px)
-    damping = 1e-4
+    damping = _FIRST_DAMPING
     for _ in range(iterations):
         _linearise(
             rotations, translations, camera, points, point_of, keyframe_of, uv, huber_px,
@@ -217,11 +224,11 @@ def adjust_window(
         total = cost + 0.5 * off @ prior_information @ off
         if new_total < total:
             rotations, translations, camera, points = new
-            cost, damping = new_cost, max(damping / 10, 1e-8)
-            if total - new_total < 1e-4 * total:
+            cost, damping = new_cost, max(damping / 10, _LEAST_DAMPING)
+            if total - new_total < _CONVERGED * total:
                 break
         else:
             damping *= 10
-            if damping > 1e4:
+            if damping > _MOST_DAMPING:
                 break
     return rotations, translations, camera, points, h

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
 from anchor3r.kernels import kernel
-from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.projection import rays
+from anchor3r.predictors.features.tracking import Image
 
 _LONGER_SIDE = 128
 """Cells on it at most,"""
@@ -35,10 +35,14 @@ _SLOPE_PRIOR = 0.5
 """Points at the distance of reach that the prior "no slope" is worth."""
 _POINT_NOISE = 0.02
 """Relative depth error of one point, on top of what its neighbours' scatter shows."""
+_LEAST_FORESHORTENING = 0.3
+"""A plane through few points, or far from them, may pass near or behind the camera: where its inverse depth
+is less than this part of its points' mean, the mean is safer."""
 _MOMENTS = 11
+"""Of the points around a cell, see `_local_planes`."""
 
 
-class PointMap(NamedTuple):
+class DensePoints(NamedTuple):
     """On a grid that spans the image."""
 
     points: NDArray[np.float32]
@@ -53,7 +57,7 @@ def grid_size(height: int, width: int) -> tuple[int, int]:
     return max(1, round(height / cell)), max(1, round(width / cell))
 
 
-def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> PointMap:
+def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> DensePoints:
     """A point map from pixels (n, 2) of known depth (n,), except around those that move (k, 2)."""
     rows, columns = grid_size(*grey.shape)
     guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA).astype(np.float64)
@@ -64,7 +68,7 @@ def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Ar
     cells = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
     directions = rays(camera, (cells + 0.5) / cell_from_pixel - 0.5).reshape(rows, columns, 3)
     points = directions / inverse[..., None]
-    return PointMap(points.astype(np.float32), (1 / sigma).astype(np.float32))
+    return DensePoints(points.astype(np.float32), (1 / sigma).astype(np.float32))
 
 
 @kernel
@@ -77,11 +81,10 @@ def _local_planes(
     moments = np.zeros((height, width, _MOMENTS))
     for i in range(len(known)):
         x, y, d = known[i, 0], known[i, 1], inverse_depth[i]
-        column, row = min(max(int(x + 0.5), 0), width - 1), min(max(int(y + 0.5), 0), height - 1)
+        row, column = _cell(y, height), _cell(x, width)
         moments[row, column, :10] += np.array([1, x, y, x * x, x * y, y * y, d, x * d, y * d, d * d])
     for i in range(len(contradicted)):
-        column = min(max(int(contradicted[i, 0] + 0.5), 0), width - 1)
-        moments[min(max(int(contradicted[i, 1] + 0.5), 0), height - 1), column, 10] += 1
+        moments[_cell(contradicted[i, 1], height), _cell(contradicted[i, 0], width), 10] += 1
     across, down = _decay(guide), _decay(guide.T)
     one = _spread(_spread(moments, across).transpose(1, 0, 2), down).transpose(1, 0, 2)
     other = _spread(_spread(moments.transpose(1, 0, 2), down).transpose(1, 0, 2), across)
@@ -92,6 +95,12 @@ def _local_planes(
             if m[0] >= _MIN_WEIGHT and m[10] < m[0]:
                 inverse[row, column], sigma[row, column] = _plane_at(m, float(column), float(row))
     return inverse, sigma
+
+
+@kernel
+def _cell(at: float, count: int) -> int:
+    """The cell that a position along one side lies in, or the nearest to it."""
+    return min(max(int(at + 0.5), 0), count - 1)
 
 
 @kernel
@@ -137,7 +146,6 @@ def _plane_at(m: Array, x: float, y: float) -> tuple[float, float]:
     slope_x, slope_y = (yy * xd - xy * yd) / determinant, (xx * yd - xy * xd) / determinant
     value = mean + slope_x * (x - mean_x) + slope_y * (y - mean_y)
     scatter = max(m[9] / total - mean**2 - slope_x * xd - slope_y * yd, 0.0)
-    # A plane through few points, or far from them, may pass behind the camera: then their mean is safer.
-    if value < 0.3 * mean:
+    if value < _LEAST_FORESHORTENING * mean:
         value, scatter = mean, m[9] / total - mean**2
     return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 * (1 + 1 / total))

@@ -18,6 +18,14 @@ from anchor3r.kernels import kernel
 
 CALIBRATION_SIZE = 5
 """log f, cx, cy, k1, k2"""
+_UNDISTORTION_STEPS = 5
+"""Fixed-point iterations that undo the distortion of ordinary lenses to a thousandth of a pixel."""
+_LEAST_DEPTH = 1e-6
+"""A point that is nearer is taken to be behind the camera."""
+_LEAST_PARALLAX_RAD = 1e-4
+"""Rays that meet at a smaller angle are parallel: their point cannot be solved for."""
+_POSE_CONVERGED = 1e-7
+"""Largest element of a Gauss–Newton step of a pose that needs no other after it."""
 
 
 def camera_of(intrinsics: Pinhole, radial: tuple[float, float] = (0.0, 0.0)) -> Array:
@@ -42,7 +50,7 @@ def rays(camera: Array, pixels: Array) -> Array:
     """Pixels (n, 2) -> directions (n, 3) with z = 1; the distortion is undone by fixed-point iteration."""
     seen = (pixels - camera[2:4]) / camera[:2]
     ideal = seen
-    for _ in range(5):
+    for _ in range(_UNDISTORTION_STEPS):
         r2 = np.sum(ideal * ideal, axis=1, keepdims=True)
         ideal = seen / (1 + camera[4] * r2 + camera[5] * r2 * r2)
     return np.concatenate([ideal, np.ones((len(pixels), 1))], axis=1)
@@ -81,7 +89,7 @@ def residual_of(
     x = rotation[0, 0] * point[0] + rotation[0, 1] * point[1] + rotation[0, 2] * point[2] + translation[0]
     y = rotation[1, 0] * point[0] + rotation[1, 1] * point[1] + rotation[1, 2] * point[2] + translation[1]
     z = rotation[2, 0] * point[0] + rotation[2, 1] * point[1] + rotation[2, 2] * point[2] + translation[2]
-    if z <= 1e-6:
+    if z <= _LEAST_DEPTH:
         return False
     p, q = x / z, y / z
     r2 = p * p + q * q
@@ -162,7 +170,7 @@ def adjust_pose(
         d = -np.linalg.solve(h, g)
         r = rotate(r, d[0], d[1], d[2])
         t = t + d[3:] + np.cross(d[:3], t)
-        if np.abs(d).max() < 1e-7:
+        if np.abs(d).max() < _POSE_CONVERGED:
             break
     return r, t, h
 
@@ -183,7 +191,7 @@ def triangulate(
         if len(seen) < 2:
             continue
         h, g, parallax[i] = _ray_equations(rotations, translations, camera, observed[:, i], seen)
-        if parallax[i] < 1e-4:
+        if parallax[i] < _LEAST_PARALLAX_RAD:
             continue
         positions[i] = np.linalg.solve(h, g)
         errors[i] = _polish_point(

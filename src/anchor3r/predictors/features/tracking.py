@@ -1,4 +1,10 @@
-"""Points followed from image to image: where to start them, and where optical flow carries them."""
+"""Feature tracks: where corners are started, where optical flow carries them, and what pins them down.
+
+Optical flow carries a point from one frame to the next; each such step is a little off, and the errors add
+up. So the flow is only the search. The position that counts is found by aligning the template, the point's
+first appearance, warped to how it should look now, with the current image, by inverse-compositional
+Gauss–Newton up to gain and bias.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +16,29 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
 from anchor3r.kernels import kernel
-from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS, Image
 
+Image = NDArray[np.uint8]
+
+TEMPLATE_RADIUS = 11
+"""Templates are (2 r + 1)² pixels, larger than the patch that is aligned, so that they can be shrunk."""
 _PER_CELL = 2
 """Points followed in a cell before no new corner is started there."""
-_MIN_CELL = 8
+_MIN_CELL_PX = 8
+"""Side of the smallest cell, so that the points of a small image do not crowd."""
 _MIN_QUALITY = 0.01
-"""Weakest corner to start, relative to the strong ones of the image."""
+"""Weakest corner to start, relative to the strong ones of the image; Shi and Tomasi's usual value."""
+_STRUCTURE_WINDOW_PX = 5
+"""Side of the window that a corner's structure tensor is summed over."""
+_FLOW_ITERATIONS, _FLOW_CONVERGED_PX = 20, 0.03
+"""Optical flow stops after so many steps on a pyramid level, or at one as short as that."""
 _MAX_RETURN_PX = 1.0
 """Flow there and back that misses its start by more is not believed."""
+_ALIGN_ITERATIONS, _ALIGN_CONVERGED_PX = 10, 0.01
+"""Alignment stops after so many steps, or at one as short as that,"""
+_ACCEPTED_PX = 0.1
+"""and has not converged if its last step was longer than this."""
+_MIN_GAIN = 0.2
+"""An inverted or washed-out template is no match; this floor keeps its steps finite until that shows."""
 
 
 def to_grey(image: Image, min_side: int, max_side: int) -> Image:
@@ -56,9 +76,16 @@ def follow(
 
 
 def _flow(
-    before: Image, after: Image, start: NDArray, guess: NDArray, window: int, levels: int
-) -> tuple[NDArray, NDArray[np.bool_]]:
-    criteria = (cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, 20, 0.03)
+    before: Image,
+    after: Image,
+    start: NDArray[np.float32],
+    guess: NDArray[np.float32],
+    window: int,
+    levels: int,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    criteria = (
+        cv2.TERM_CRITERIA_EPS | cv2.TERM_CRITERIA_COUNT, _FLOW_ITERATIONS, _FLOW_CONVERGED_PX,
+    )  # fmt: skip
     there, found, _ = cv2.calcOpticalFlowPyrLK(
         before, after, start, guess, winSize=(window, window), maxLevel=levels, criteria=criteria,
         flags=cv2.OPTFLOW_USE_INITIAL_FLOW,
@@ -68,10 +95,10 @@ def _flow(
 
 def detect(grey: Image, occupied: Array, num_points: int) -> Array:
     """New corners (n, 2) at whole pixels that fill the occupied (m, 2) up to num_points, evenly spread."""
-    response = np.asarray(cv2.cornerMinEigenVal(grey, 5), np.float32)
+    response = np.asarray(cv2.cornerMinEigenVal(grey, _STRUCTURE_WINDOW_PX), np.float32)
     peak = response >= cv2.dilate(response, np.ones((3, 3), np.uint8))
     response[~peak] = 0
-    cell = max(_MIN_CELL, round(math.sqrt(grey.size * _PER_CELL / num_points)))
+    cell = max(_MIN_CELL_PX, round(math.sqrt(grey.size * _PER_CELL / num_points)))
     # A corner must stand out against its own image's best; the percentile makes "best" robust.
     floor = max(1e-6, _MIN_QUALITY * float(np.percentile(response[peak], 99)))
     return _pick_corners(response, occupied, floor, cell)
@@ -109,3 +136,114 @@ def _pick_corners(response: NDArray[np.float32], occupied: Array, floor: float, 
     for i in range(len(found)):
         corners[i, 0], corners[i, 1] = found[i][0], found[i][1]
     return corners
+
+
+def cut_templates(grey: Image, corners: Array) -> Image:
+    """(n, 2r + 1, 2r + 1) surroundings of whole-pixel corners (n, 2) at least r from the border."""
+    u, v = corners[:, 0].astype(np.int64), corners[:, 1].astype(np.int64)
+    offsets = np.arange(-TEMPLATE_RADIUS, TEMPLATE_RADIUS + 1)
+    return grey[v[:, None, None] + offsets[:, None], u[:, None, None] + offsets]
+
+
+@kernel
+def align(
+    image: Image,
+    templates: Image,
+    warps: Array,
+    guess: Array,
+    radius: int,
+) -> tuple[Array, Array]:
+    """Where the templates (n, t, t) lie in the image, and how well they match there.
+
+    warps (n, 2, 2) take offsets in the current image to offsets in the template; the patch aligned is
+    (2 radius + 1)² pixels of the current image; guess (n, 2). Returns positions (n, 2) and correlation
+    coefficients (n,), -1 where the template does not cover the patch or nothing converged.
+    """
+    count = (2 * radius + 1) ** 2
+    out, score = guess.copy(), np.full(len(guess), -1.0)
+    jacobian, values = np.empty((count, 4)), np.empty(count)
+    for i in range(len(guess)):
+        # The patch and the ring around it, which the gradient needs, must lie in the template.
+        if (radius + 1) * np.abs(warps[i]).sum(axis=1).max() > TEMPLATE_RADIUS - 0.01:
+            continue
+        _warped_template(templates[i], warps[i], radius, jacobian)
+        h = jacobian.T @ jacobian
+        for a in range(4):
+            h[a, a] += 1e-6 * h[a, a] + 1e-9
+        if _descend(image, jacobian, np.linalg.inv(h), radius, out[i], values):
+            score[i] = _correlation(jacobian[:, 2], values)
+        else:
+            out[i] = guess[i]
+    return out, score
+
+
+@kernel
+def _warped_template(template: Image, warp: Array, radius: int, jacobian: Array) -> None:
+    """Fills jacobian (pixels, 4) with the warped template's gradient, its values and 1."""
+    side = 2 * radius + 3
+    grid = np.empty((side, side))
+    for y in range(side):
+        for x in range(side):
+            dx, dy = x - radius - 1, y - radius - 1
+            u = TEMPLATE_RADIUS + warp[0, 0] * dx + warp[0, 1] * dy
+            v = TEMPLATE_RADIUS + warp[1, 0] * dx + warp[1, 1] * dy
+            u0, v0 = math.floor(u), math.floor(v)
+            a, b = u - u0, v - v0
+            top = (1 - a) * template[v0, u0] + a * template[v0, u0 + 1]
+            low = (1 - a) * template[v0 + 1, u0] + a * template[v0 + 1, u0 + 1]
+            grid[y, x] = (1 - b) * top + b * low
+    p = 0
+    for y in range(1, side - 1):
+        for x in range(1, side - 1):
+            jacobian[p, 0] = 0.5 * (grid[y, x + 1] - grid[y, x - 1])
+            jacobian[p, 1] = 0.5 * (grid[y + 1, x] - grid[y - 1, x])
+            jacobian[p, 2], jacobian[p, 3] = grid[y, x], 1
+            p += 1
+
+
+@kernel
+def _descend(
+    image: Image,
+    jacobian: Array,
+    inverse: Array,
+    radius: int,
+    at: Array,
+    values: Array,
+) -> bool:
+    """Moves `at` (2,) to where gain · template + bias fits best; values are the image's patch there."""
+    height, width = image.shape
+    gain, bias, moved = 1.0, 0.0, np.inf
+    for _ in range(_ALIGN_ITERATIONS):
+        if not (radius <= at[0] < width - radius - 1 and radius <= at[1] < height - radius - 1):
+            return False
+        _read_patch(image, at[0], at[1], radius, values)
+        step = inverse @ (jacobian.T @ (values - gain * jacobian[:, 2] - bias))
+        gain, bias = gain + step[2], bias + step[3]
+        step[:2] /= max(gain, _MIN_GAIN)
+        at -= step[:2]
+        moved = math.hypot(step[0], step[1])
+        if moved < _ALIGN_CONVERGED_PX:
+            break
+    return moved < _ACCEPTED_PX
+
+
+@kernel
+def _read_patch(image: Image, u: float, v: float, radius: int, values: Array) -> None:
+    """Bilinear patch around (u, v); its weights are the same at every pixel."""
+    u0, v0 = math.floor(u), math.floor(v)
+    a, b = u - u0, v - v0
+    w00, w01, w10, w11 = (1 - a) * (1 - b), a * (1 - b), (1 - a) * b, a * b
+    p = 0
+    for y in range(v0 - radius, v0 + radius + 1):
+        for x in range(u0 - radius, u0 + radius + 1):
+            above = w00 * image[y, x] + w01 * image[y, x + 1]
+            values[p] = above + w10 * image[y + 1, x] + w11 * image[y + 1, x + 1]
+            p += 1
+
+
+@kernel
+def _correlation(a: Array, b: Array) -> float:
+    """Pearson's coefficient; 0 for a flat patch."""
+    da, db = a - a.mean(), b - b.mean()
+    norm = math.sqrt(np.sum(da * da) * np.sum(db * db))
+    return np.sum(da * db) / norm if norm > 0 else 0.0

@@ -22,7 +22,7 @@ from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
-from anchor3r.predictors.images import patch_aligned_size, single_threaded_opencv
+from anchor3r.predictors.images import camera_from_fov, patch_aligned_size
 from anchor3r.predictors.interface import Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
     EstimatorState,
@@ -86,6 +86,7 @@ class NetworkPredictor(Predictor):
         has_matches = network.config.matching is not None
         self._config = config if has_matches else replace(config, estimation=None)
         self._name, self._digest = name, digest
+        self.gains_from_threads = not has_matches  # of the presets, only that with matches has small images
         self._stream: _Stream | None = None
         self._loop_streams: OrderedDict[Hashable, _Stream] = OrderedDict()
         if self._config.compile:
@@ -193,16 +194,15 @@ class NetworkPredictor(Predictor):
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and, where the preset has it, the estimation of the window."""
         height, width = stream.image_size
-        with single_threaded_opencv():
-            resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
-            image = np.asarray(resized, np.uint8)
-            known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
-            output = self._run_network(image, known, stream.cache)
-            camera = known or _predicted_camera(output, height, width)
-            window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
-            if stream.estimator is not None:
-                ages = output.pairs[:, 2]
-                window = stream.estimator.step(window, output.matches, ages, image, camera)
+        resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
+        image = np.asarray(resized, np.uint8)
+        known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
+        output = self._run_network(image, known, stream.cache)
+        camera = known or _predicted_camera(output, height, width)
+        window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
+        if stream.estimator is not None:
+            ages = output.pairs[:, 2]
+            window = stream.estimator.step(window, output.matches, ages, image, camera)
         stream.add_index(frame.index, self.window)
         members = np.array([stream.indices[age] for age in window.ages], np.int64)
         order = np.argsort(members)
@@ -234,8 +234,6 @@ _LOOP_STREAM_BYTES = 64 * 2**20
 _GRID_ROWS, _GRID_COLUMNS = range(2, 13), range(2, 25)
 """Rows and columns of tokens that images of the correlation preset may have: narrower ones hold no window of
 cells, and larger ones take more time than it was made for."""
-_MIN_FOV_RAD, _MAX_FOV_RAD = 0.2, 2.8
-"""Fields of view beyond these are no camera's but a network's that is lost; the points stay finite."""
 
 
 @dataclass
@@ -322,6 +320,5 @@ def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool
 
 def _predicted_camera(output: WindowOutput, height: int, width: int) -> Pinhole:
     """The camera of the field of view that the camera head predicts, median over the window."""
-    fov = output.poses[-1][0, :, 7:].median(0).values.clamp(_MIN_FOV_RAD, _MAX_FOV_RAD)
-    fy, fx = (torch.tensor([height, width], device=fov.device) / 2 / torch.tan(fov / 2)).tolist()
-    return Pinhole(fx, fy, (width - 1) / 2, (height - 1) / 2, width, height)
+    vertical, horizontal = output.poses[-1][0, :, 7:].median(0).values.tolist()
+    return camera_from_fov(vertical, horizontal, height, width)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from anchor3r.sources.prefetch import freshest, prefetched
+from anchor3r.sources.source import freshest, prefetched
 
 BOTH = pytest.mark.parametrize("ahead", [prefetched, freshest])
 
@@ -78,7 +78,7 @@ def test_leaving_early_closes_the_iterator(ahead: Callable) -> None:
 def test_an_open_iterator_does_not_keep_the_program_from_ending(ahead: str) -> None:
     program = (
         "import itertools, time\n"
-        f"from anchor3r.sources.prefetch import {ahead}\n"
+        f"from anchor3r.sources.source import {ahead}\n"
         f"items = {ahead}((time.sleep(0.01) or i for i in itertools.count()), 4)\n"
         "print(next(items))\n"
     )
@@ -90,7 +90,7 @@ def test_an_open_iterator_does_not_keep_the_program_from_ending(ahead: str) -> N
 def test_an_interrupt_ends_the_program_while_it_waits(ahead: str) -> None:
     program = (
         "import itertools, time\n"
-        f"from anchor3r.sources.prefetch import {ahead}\n"
+        f"from anchor3r.sources.source import {ahead}\n"
         f"for item in {ahead}((time.sleep(0.2) or i for i in itertools.count()), 4):\n"
         "    print(item, flush=True)\n"
     )

@@ -1,6 +1,6 @@
 """The motion graph of a map for other solvers, in g2o form.
 
-That format has one unit, so every edge goes from the unit of its window to that of the map.
+That format has one scale, so every edge goes from the scale of its window to that of the map.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def write_pose_graph(path: Path | str, graph: MotionGraph, trajectory: Trajector
     if not len(edges):
         raise Anchor3RError(f"no edges to write to {path}: no window of the map relates two of these frames")
     log_scale = np.zeros(len(trajectory)) if trajectory.log_scale is None else trajectory.log_scale
-    unit = np.exp(log_scale[np.searchsorted(trajectory.frames, edges.frame_t)])
-    step = np.concatenate([np.ones((len(edges), 3)), np.repeat(1 / unit[:, None], 3, axis=1)], 1)
-    in_map_unit = replace(
+    scale = np.exp(log_scale[np.searchsorted(trajectory.frames, edges.frame_t)])
+    step = np.concatenate([np.ones((len(edges), 3)), np.repeat(1 / scale[:, None], 3, axis=1)], 1)
+    in_map_scale = replace(
         edges,
-        translation=edges.translation * unit[:, None],
+        translation=edges.translation * scale[:, None],
         information=edges.information * step[:, :, None] * step[:, None, :],
     )
-    in_one_unit = MotionGraph.from_edges(in_map_unit)
+    in_one_scale = MotionGraph(in_map_scale)
     with replacing(path) as file:
-        write_g2o(Path(file.name), in_one_unit, trajectory.frames, trajectory.camera_from_world)
+        write_g2o(Path(file.name), in_one_scale, trajectory.frames, trajectory.camera_from_world)
     return len(edges)

@@ -11,7 +11,7 @@ from servers import serving, web_server
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources import open_source
-from anchor3r.sources.addresses import without_password
+from anchor3r.sources.source import without_password
 from anchor3r.store import load_map
 
 
@@ -49,7 +49,7 @@ def test_maps_and_their_words_do_not_tell_it(tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert f"user:***@127.0.0.1:{port}/clip" in captured.out
     assert "s3cret" not in captured.out + captured.err
-    with load_map(folder) as made:
-        assert made.num_frames == 5
-        assert made.meta["identity"]["source"] == f"http://user:***@127.0.0.1:{port}/clip"
+    with load_map(folder) as scene_map:
+        assert scene_map.num_frames == 5
+        assert scene_map.meta["identity"]["source"] == f"http://user:***@127.0.0.1:{port}/clip"
     assert not any(b"s3cret" in file.read_bytes() for file in folder.iterdir())
