@@ -19,7 +19,8 @@ from anchor3r.errors import Anchor3RError
 
 DATABASE = "map.sqlite"
 LOCK = "writer.lock"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1: confidences of points were whatever their predictor said; 2: they are probabilities."""
 _APPLICATION_ID = 0x41335230  # "A3R0", by which `file` and we know the database
 
 EDGE = np.dtype(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.confidence import from_format_1
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
@@ -75,6 +76,7 @@ class Map:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._database = open_database(folder)
+        self._format = int(self._all("PRAGMA user_version")[0][0])
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +271,12 @@ class Map:
         if not found:
             return None
         height, width, scale, camera, *blobs = found[0]
-        return decode_points(EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs))
+        encoded = EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs)
+        point_map = decode_points(encoded)
+        if self._format == 1 and encoded.confidence is not None:
+            predictor = str(self.meta.get("identity", {}).get("predictor", ""))
+            point_map = replace(point_map, confidence=from_format_1(point_map.confidence, predictor))
+        return point_map
 
     def iter_points(
         self, name: str = ONLINE, frames: Iterable[int] | None = None

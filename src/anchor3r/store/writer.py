@@ -22,6 +22,7 @@ from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    FORMAT_VERSION,
     acquire_lock,
     create_database,
     explained,
@@ -119,6 +120,13 @@ class MapWriter:
         if not holds_map(folder):
             return MapWriter.create(folder, identity, config=config)
         writer = MapWriter.open(folder, config=config)
+        version = writer._value("PRAGMA user_version", default=0)
+        if version != FORMAT_VERSION:
+            writer.close()
+            raise Anchor3RError(
+                f"{folder} was begun by an earlier anchor3r, as a map of format {version}; it can be read "
+                "and refined, but new frames need a map of their own: choose another folder"
+            )
         made_from = json.loads(writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}"))
         for key, value in json.loads(json.dumps(identity or {})).items():
             if made_from.get(key) != value:

@@ -22,6 +22,7 @@ from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import NetworkConfig
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
 from anchor3r.predictors.images import camera_from_fov, patch_aligned_size, single_threaded_opencv
 from anchor3r.predictors.interface import Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
@@ -29,6 +30,7 @@ from anchor3r.predictors.network.window_estimation import (
     WindowEstimate,
     WindowEstimationConfig,
     WindowEstimator,
+    information_of,
 )
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -214,7 +216,7 @@ class NetworkPredictor(Predictor):
             confidence=np.ones(len(members)),
             covariance=None if window.covariance is None else window.covariance[order],
             points_in_anchor=window.points,
-            points_confidence=window.confidence,
+            points_confidence=_points_confidence(window, is_estimated=stream.estimator is not None),
             intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
             descriptor=describe(output.tokens[0]),
         )
@@ -293,6 +295,14 @@ def describe(tokens: Tensor) -> NDArray[np.float32]:
 
 def _fingerprint(frame: Frame) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(frame.image).data, digest_size=16).digest()
+
+
+def _points_confidence(window: WindowEstimate, *, is_estimated: bool) -> NDArray[np.float32]:
+    """Of its points, as probabilities: from the spread of estimated depths, or from what the network says."""
+    if not is_estimated:
+        return from_learned(window.confidence)
+    with np.errstate(divide="ignore"):
+        return WINDOW_ESTIMATION.probability(1 / np.sqrt(information_of(window.confidence)))
 
 
 def _camera_tensor(camera: Pinhole, device: torch.device) -> Tensor:
