@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
+from anchor3r.cli.refine import refining_progress
 from anchor3r.cli.render import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
@@ -14,7 +15,7 @@ STAND_IN = "ground-truth:0.2,0.02"
 VOXEL_M = 0.1
 
 
-def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:
+def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads: int | None = None) -> None:
     """Render a looping world, map it, close its loops and compare with ground truth.
 
     Leaves the map, its trajectories (TUM), its point cloud (PLY), pictures and summary.json.
@@ -23,10 +24,13 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         out: Folder for everything.
         seed: Of the world.
         frames: How many to map.
+        threads: CPU threads; one if not given.
     """
+    from anchor3r.model import TINY_WEIGHTS
     from anchor3r.pipeline.mapping import MappingRun
     from anchor3r.pipeline.refine import refine_map
-    from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.pipeline.settings import MapSettings, RefineSettings
+    from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
 
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
@@ -34,15 +38,18 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
     with (
         open_source(f"world:{seed}?motion=grid&frames={frames}") as world,
-        MappingRun(world, load_predictor(name), out / "map", overwrite=True) as run,
+        MappingRun(
+            world, load_predictor(name), out / "map", MapSettings(threads=threads), overwrite=True
+        ) as run,
     ):
         stream(run)
     summary = run.summary()
-    summary["refinement"] = refine_map(out / "map")
+    with refining_progress() as show:
+        refinement = refine_map(out / "map", RefineSettings(threads=threads), progress=show)
+    summary["refinement"] = refinement
     summary["trajectories"] = evaluate(out)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
-    refinement = summary["refinement"]
     print(f"{refinement['accepted']} of {refinement['loop_events']} loop events accepted")
     for poses, metrics in summary["trajectories"].items():
         print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,8 @@ _FRUSTUM_OUTLINE = (0, 1, 2, 0, 3, 4, 0, 4, 1, 2, 3)
 def common_camera(scene_map: Map) -> Pinhole:
     """The one camera that all frames of a map come from, of images as they came from the source.
 
-    A predictor that calibrates on the way knows it the better the later: it is the median of the last ones.
+    A predictor that calibrates on the way knows it best in the end: its last word is the focal length. Of a
+    map that does not say it, the camera is the median of the last ones.
     """
     frames = scene_map.frames().index
     latest = frames[-max(1, round(_LATEST_PART * len(frames))) :]
@@ -32,7 +35,19 @@ def common_camera(scene_map: Map) -> Pinhole:
     if not known:
         return estimated_camera(scene_map, scene_map.trajectory().frames.tolist())
     fx, fy, cx, cy = np.median([astuple(camera)[:4] for camera in known], axis=0).tolist()
+    if (estimated := scene_map.meta.get("camera")) is not None:
+        fx, fy = estimated["focal_px"], estimated["focal_px"] * fy / fx
     return Pinhole(fx, fy, cx, cy, known[-1].width, known[-1].height)
+
+
+def camera_in_words(camera: Mapping[str, Any]) -> str:
+    """What a predictor found out about the camera (`Predictor.estimated_camera`), with spreads."""
+    text = f"focal length {camera['focal_px']:.1f} ± {camera['focal_sigma_px']:.1f} pixels"
+    for name in ("k1", "k2"):
+        if name in camera:
+            sigma = camera.get(f"{name}_sigma")
+            text += f", {name} {camera[name]:+.4f}" + ("" if sigma is None else f" ± {sigma:.4f}")
+    return text
 
 
 def largest_change(scene_map: Map, frames: list[int], camera: Pinhole) -> float:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 TOLERANCE = 0.05
 """Relative error of a distance up to which a point counts as right."""
+CONFIDENCE_MEANS = "probability that a point is within 5 % of its distance, in the scale of its frame"
+"""In the words that a map keeps."""
 LIKELY = 0.5
 """Points of less confidence are more likely wrong than right; unless asked for, they are not shown."""
 
@@ -46,8 +48,8 @@ FEATURES = ConfidenceCalibration(even_sigma=0.142, steepness=2.95)
 WINDOW_ESTIMATION = ConfidenceCalibration(even_sigma=0.0446, steepness=1.75)
 """Of the depths that the correlation network's window estimation measures, over 60 frames of the same worlds
 at 128 × 96."""
-_FEATURES_1 = ConfidenceCalibration(even_sigma=0.117, steepness=2.39)
-"""Of the standard deviations that the classical predictor stated in maps of format 1."""
+_OLD_FEATURES = ConfidenceCalibration(even_sigma=0.117, steepness=2.39)
+"""Of the standard deviations that the classical predictor stated in older maps."""
 _LEARNED_REWARD = 0.2
 """α in the loss of networks that learn their own confidence, as VGGT was trained with it."""
 
@@ -62,11 +64,11 @@ def from_learned(confidence: NDArray[Any]) -> NDArray[np.float32]:
     return (1 - np.exp(-exponent)).astype(np.float32)
 
 
-def from_format_1(confidence: NDArray[np.float32], predictor: str) -> NDArray[np.float32]:
-    """From the confidences that maps of format 1 hold: figures of the predictor that is named."""
+def from_old_map(confidence: NDArray[np.float32], predictor: str) -> NDArray[np.float32]:
+    """From the confidences of maps that do not say what they mean: figures of the predictor that is named."""
     with np.errstate(divide="ignore"):
         if predictor.startswith("features"):
-            return _FEATURES_1.probability(1 / confidence)
+            return _OLD_FEATURES.probability(1 / confidence)
         if predictor == "network:tiny":
             return WINDOW_ESTIMATION.probability(0.02 / (np.maximum(confidence, 1) - 1))
     return from_learned(confidence)

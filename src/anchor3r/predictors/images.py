@@ -1,11 +1,7 @@
-"""What predictors share around images: sizes that a patch-based network takes, cameras, OpenCV's threads."""
+"""Images and cameras for networks: sizes in whole patches, and cameras from fields of view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -40,17 +36,3 @@ def camera_from_fov(vertical_rad: float, horizontal_rad: float, height: int, wid
     return Pinhole(
         float(width / 2 / tan_h), float(height / 2 / tan_v), (width - 1) / 2, (height - 1) / 2, width, height
     )
-
-
-@contextmanager
-def single_threaded_opencv() -> Iterator[None]:
-    """Has OpenCV use one thread inside: on images of some thousand pixels more cost longer than they save.
-
-    The number of threads belongs to the process, and is put back in the end.
-    """
-    num_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(num_threads)

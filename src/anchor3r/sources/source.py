@@ -33,6 +33,10 @@ class UndecodableFrameError(Anchor3RError):
     """One frame cannot be read. A stream goes on without it; `read` raises it."""
 
 
+class ImageSizeError(Anchor3RError):
+    """The images of a stream differ in size."""
+
+
 class Source(ABC):
     """A stream of frames. Iterating starts over; memory does not grow with the number of frames."""
 
@@ -52,6 +56,7 @@ class Source(ABC):
         self._size: tuple[int, int] | None = None
         self.camera: StatedCamera | None = None
         """What the user says of the camera."""
+        self._start = wanted.start or 0
         if not self.wanted:
             raise self._beyond_end(length)
 
@@ -121,10 +126,10 @@ class Source(ABC):
         if self._size is None:
             self._size = (width, height)
         if self._size != (width, height):
-            raise Anchor3RError(
+            raise ImageSizeError(
                 f"{self._describe(frame.index)} is {width}×{height}, but the stream began with "
-                f"{self._size[0]}×{self._size[1]}; resize the images to one size, or take a part of the "
-                "stream with --start and --stop"
+                f"{self._size[0]}×{self._size[1]}; put images of one camera, zoom and orientation into a "
+                "folder of their own, or take a part of the stream with --start and --stop"
             )
 
     def _skip(self, index: int, reason: str) -> None:
@@ -134,8 +139,7 @@ class Source(ABC):
     def _beyond_end(self, length: int | None) -> Anchor3RError:
         holds = "ends before that" if length is None else f"has {length} frames"
         return Anchor3RError(
-            f"the first frame wanted of {self.uri} is {self.wanted.start}, but it {holds}; "
-            "choose a lower --start"
+            f"the first frame wanted of {self.uri} is {self._start}, but it {holds}; choose a lower --start"
         )
 
 

@@ -35,7 +35,12 @@ _MAX_COMPONENTS = 20
 
 
 def save_page(
-    folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
+    folder: Path,
+    site: Path,
+    *,
+    point_budget: int,
+    progress: Callable[[int, str], None],
+    poses: str | None = None,
 ) -> tuple[Path, int]:
     """Writes a page that shows the map without this program; returns it and the number of its points."""
     with MapContents(folder) as contents:
@@ -49,29 +54,27 @@ def save_page(
         parts = [segment.points for segment in contents.levels.segments.values()]
         points = LevelPoints.concatenated([part.select(cut.mask(part)) for part in parts])
         points = points.select(np.isin(points.frame, contents.online.frames))
-        page = _page(contents, points)
+        page = _page(contents, points, poses or best_poses(contents.trajectories))
     with replacing(site / "index.html") as file:
         file.write(page.encode())
     return site / "index.html", len(points)
 
 
-def _page(contents: MapContents, points: LevelPoints) -> str:
+def _page(contents: MapContents, points: LevelPoints, best: str) -> str:
     frames = np.unique(np.concatenate([poses.frames for poses in contents.trajectories.values()]))
-    loops = [(loop.query, loop.match, loop.accepted) for loop in contents.loops]
-    placed = [ends for ends in loops if np.isin(ends[:2], frames).all()]
     arrays: dict[str, NDArray[Any]] = {
         "points": points.in_camera.astype("<f2"),
         "row": np.searchsorted(frames, points.frame).astype("<u4"),
         "colour": np.column_stack([points.colours, np.round(255 * points.confidence).astype(np.uint8)]),
-        "loops": np.array([(*np.searchsorted(frames, ends[:2]), ends[2]) for ends in placed], "<u4").reshape(
-            -1, 3
-        ),
     }
-    best = best_poses(contents.trajectories)
     trajectories = []
     for name, poses in contents.trajectories.items():
         components = contents.components(name)[:_MAX_COMPONENTS]
         arrays[f"poses {name}"] = _pose_texels(poses, frames, components)
+        loops = [loop for loop in contents.loops[name] if np.isin([loop.query, loop.match], frames).all()]
+        ends = np.array([(loop.query, loop.match) for loop in loops], np.int64).reshape(-1, 2)
+        accepted = [loop.accepted for loop in loops]
+        arrays[f"loops {name}"] = np.column_stack([np.searchsorted(frames, ends), accepted]).astype("<u4")
         shown = [_component(contents, name, label, arrays) for label in components]
         trajectories.append({"name": name, "components": shown})
     title = f"{contents.folder.resolve().name}: {len(contents.trajectories[best])} frames, {best} poses"

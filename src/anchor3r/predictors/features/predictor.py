@@ -26,7 +26,6 @@ from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.images import single_threaded_opencv
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -57,7 +56,6 @@ class FeaturesPredictor(Predictor):
     def reset(self) -> None:
         self._odometry = Odometry(self.config)
 
-    @single_threaded_opencv()
     def step(self, frame: Frame) -> WindowPrediction:
         grey, odometry = self._working(frame), self._odometry
         if odometry.calibration is None:
@@ -67,7 +65,6 @@ class FeaturesPredictor(Predictor):
             return _nothing(frame, WindowStatus.INITIALISING)
         return self._track(frame, grey) if odometry.running else self._initialise(frame, grey)
 
-    @single_threaded_opencv()
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         grey = self._working(anchor)
         camera = self._camera_of(anchor, grey)
@@ -105,7 +102,9 @@ class FeaturesPredictor(Predictor):
             "focal_px": focal_px,
             "focal_sigma_px": focal_px * float(sigma[0]),
             "k1": float(mean[3]),
+            "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
+            "k2_sigma": float(sigma[4]),
         }
 
     def _working(self, frame: Frame) -> Image:
