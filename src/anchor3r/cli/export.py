@@ -12,6 +12,7 @@ import tyro
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, Switch
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.trajectories import Gaps
+from anchor3r.predictors.confidence import LIKELY
 
 if TYPE_CHECKING:
     from anchor3r.export.selection import Selection
@@ -48,7 +49,7 @@ def export(
     component: int | None = None,
     gaps: Gaps = Gaps.ERROR,
     covariance: Switch = False,
-    confidence: float = 0.0,
+    confidence: float = LIKELY,
     voxel: float | None = None,
     max_points: int | None = None,
     project: tyro.conf.OmitArgPrefixes[ProjectOptions] = DEFAULT_PROJECT,
@@ -70,7 +71,7 @@ def export(
         gaps: What a kitti file, which has a line for every frame, says of a frame without a pose: refuse
             to write, or hold the pose of the frame before.
         covariance: Write the covariance of each pose of a trajectory as well, to OUT.covariance.csv.
-        confidence: Leave out points below this confidence.
+        confidence: Leave out points that are less likely than this to be within 5 % of their distance.
         voxel: Keep one point for each cube of this side, in the map's unit; every point if not given.
         max_points: Of more points, draw so many by lot; if not given, a million for glb and nerfstudio,
             two hundred thousand for colmap, all for the rest.
