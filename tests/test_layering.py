@@ -23,7 +23,7 @@ USES: dict[str, set[str]] = {
     "store": {"io", "sources", "predictors", "pose_graph"},
     "loops": {"io", "sources", "predictors", "pose_graph", "store"},
     "export": {"io", "sources", "pose_graph", "store"},
-    "pipeline": {"io", "sources", "predictors", "pose_graph", "store", "loops"},
+    "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops"},
     "report": {"io", "predictors", "pose_graph", "store", "export"},
     "viewer": {"io", "predictors", "store"},
     "datasets": {"io", "sources", "store"},
