@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +67,9 @@ def score_map(
 
 
 def score_poses(
-    scene_map: Map, alignment: Alignment, out: Path, title: str
+    scene_map: Map, alignment: Alignment, out: Path, title: str, *, names: Sequence[str] = ()
 ) -> tuple[dict[str, Metrics], dict[str, ScoredTrajectory]]:
-    """Metrics of every trajectory of a map by its name, and those that could be aligned at all."""
+    """Metrics of the named trajectories of a map, or of all, and those that could be aligned at all."""
     truth = scene_map.true_trajectory()
     if truth is None:
         raise Anchor3RError(f"the source of {scene_map.folder} had no ground truth to compare with")
@@ -76,7 +77,8 @@ def score_poses(
     neighbours = neighbour_metrics(scene_map.graph(), truth)
     variants: dict[str, Metrics] = {}
     scored: dict[str, ScoredTrajectory] = {}
-    for name in scene_map.trajectory_names() or [ONLINE]:  # without any pose it has failed, and is told so
+    # A map without any pose has failed, and is told so.
+    for name in names or scene_map.trajectory_names() or [ONLINE]:
         estimate = scene_map.trajectory(name)
         write_tum(out / f"{name}.tum", estimate)
         found = scored_trajectory(estimate, truth, alignment)

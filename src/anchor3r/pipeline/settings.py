@@ -9,7 +9,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.predictors.interface import Dtype
 
-Method = Literal["joint", "paper"]
+Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 
 
@@ -46,7 +46,8 @@ class RefineSettings:
     loops: bool = True
     """Look for places that were seen before and close the loops."""
     method: Method = "joint"
-    """joint solves rotations, positions and scales together; paper averages rotations first."""
+    """joint solves rotations, positions and scales together; decoupled averages rotations first, then
+    positions; paper is Algorithm 2 of the paper to the letter: one scale, and no verification of loops."""
     scale: ScaleModel | None = None
     """One scale for the whole map, or one for each window; free if not given and the predictor measured how
     its scale changes."""

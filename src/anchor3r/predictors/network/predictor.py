@@ -23,6 +23,7 @@ from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import Gauge, NetworkConfig
 from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
 from anchor3r.predictors.devices import (
     backbone_precision,
     choose_device,
@@ -37,6 +38,7 @@ from anchor3r.predictors.network.window_estimation import (
     WindowEstimate,
     WindowEstimationConfig,
     WindowEstimator,
+    information_of,
 )
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -243,7 +245,7 @@ class NetworkPredictor(Predictor):
             confidence=np.ones(len(members)),
             covariance=None if window.covariance is None else window.covariance[order],
             points_in_anchor=window.points,
-            points_confidence=window.confidence,
+            points_confidence=_points_confidence(window, is_estimated=stream.estimator is not None),
             intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
             descriptor=describe(output.tokens[0]),
         )
@@ -329,6 +331,14 @@ def describe(tokens: Tensor) -> NDArray[np.float32]:
 
 def _fingerprint(frame: Frame) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(frame.image).data, digest_size=16).digest()
+
+
+def _points_confidence(window: WindowEstimate, *, is_estimated: bool) -> NDArray[np.float32]:
+    """Of its points, as probabilities: from the spread of estimated depths, or from what the network says."""
+    if not is_estimated:
+        return from_learned(window.confidence)
+    with np.errstate(divide="ignore"):
+        return WINDOW_ESTIMATION.probability(1 / np.sqrt(information_of(window.confidence)))
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any]:
