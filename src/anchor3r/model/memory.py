@@ -22,14 +22,11 @@ from anchor3r.model.vggt import VGGT, VGGTConfig
 class _LiveBytes(TorchDispatchMode):
     """Adds up the storages that are alive; what existed before is not counted."""
 
-    live: dict[int, int]
-    """Bytes of each storage, by its identity"""
-    peak: int
-
-    def __enter__(self) -> _LiveBytes:
-        self.live, self.peak = {}, 0
-        super().__enter__()
-        return self
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self.live: dict[int, int] = {}
+        """Bytes of each storage, by its identity"""
+        self.peak = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
