@@ -16,9 +16,12 @@ import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark
+from anchor3r.evaluation.metrics import trajectory_errors
 from anchor3r.evaluation.results import Results
 from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 from anchor3r.evaluation.tables import METRICS
+from anchor3r.geometry import SE3
+from anchor3r.io.trajectories import read_tum
 from anchor3r.pipeline.settings import MapSettings
 
 BASELINE = "baseline"
@@ -58,7 +61,7 @@ class AblationRow:
         return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
 
     def differs_by(self, baseline: AblationRow, metric: str) -> float:
-        """The difference from the baseline in its own standard deviations (Welch's t)."""
+        """The difference from the baseline in its own standard deviations (Welch's t); NaN if unknown."""
         variance = sum(row.spread(metric) ** 2 / len(row.values[metric]) for row in (self, baseline))
         difference = self.mean(metric) - baseline.mean(metric)
         return difference / math.sqrt(variance) if variance > 0 else math.nan
@@ -116,7 +119,23 @@ def evaluate_runs(
             mean = float(np.mean([math.nan if value is None else value for value in found]))
             values.setdefault(run.variant, {}).setdefault(metric, []).append(mean)
     order = sorted(values, key=lambda variant: (variant != BASELINE, variant))
-    return [AblationRow(variant=variant, values=values[variant]) for variant in order]
+    rows = [AblationRow(variant=variant, values=values[variant]) for variant in order]
+    return [*rows, straight_ahead(runs[0].folder / "evaluation")]
+
+
+def straight_ahead(evaluation: Path) -> AblationRow:
+    """What a camera that goes straight ahead and never turns would score on the sequences of a run: variants
+    that are no better have learned nothing about rotation, and their differences mean nothing."""
+    values: dict[str, list[float]] = {metric: [] for metric in SHOWN}
+    for path in sorted(evaluation.glob("*/truth.tum")):
+        true = read_tum(path).world_from_camera
+        step = float(np.median(np.linalg.norm(np.diff(true.translation, axis=0), axis=1)))
+        centers = np.outer(np.arange(len(true)), [0.0, 0.0, step])
+        ahead = SE3(np.broadcast_to(np.eye(3), (len(true), 3, 3)), centers)
+        metrics = trajectory_errors(ahead, true).metrics()
+        for metric in SHOWN:
+            values[metric].append(metrics[metric])
+    return AblationRow(variant="(straight ahead)", values={m: [float(np.mean(v))] for m, v in values.items()})
 
 
 def ablation_table(rows: Sequence[AblationRow]) -> str:
@@ -127,7 +146,8 @@ def ablation_table(rows: Sequence[AblationRow]) -> str:
     for row in rows:
         cells = [row.variant, str(len(row.values[SHOWN[0]]))]
         for metric in SHOWN:
-            cells.append(f"{row.mean(metric):.3g} ± {row.spread(metric):.2g}")
+            spread = row.spread(metric)
+            cells.append(f"{row.mean(metric):.3g}" + ("" if math.isnan(spread) else f" ± {spread:.2g}"))
             t = math.nan if baseline in (None, row) else row.differs_by(baseline, metric)
             cells.append("–" if math.isnan(t) else f"{t:+.1f}")
         lines.append(f"| {' | '.join(cells)} |")
