@@ -15,7 +15,7 @@ from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.progress import progress
 from anchor3r.cli.view import beside
 from anchor3r.errors import Anchor3RError, is_interrupt
-from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, MapSettings
 
 if TYPE_CHECKING:
     from anchor3r.pipeline.mapper import Update
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anchor3r.sources.images import PhotoSequence
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 _DEFAULTS = MapSettings()
 _TOLD_GAPS = 5
 """Parts without a pose that the summary names."""

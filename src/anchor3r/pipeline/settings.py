@@ -8,6 +8,8 @@ from typing import Literal
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
 
+NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
+"""What has to be said of every map that the ground-truth predictor made."""
 Method = Literal["joint", "paper"]
 ScaleModel = Literal["fixed", "free"]
 
