@@ -14,7 +14,8 @@ import numpy as np
 
 import anchor3r
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.pose_graph.edges import EdgeKind
+from anchor3r.io.graph_files import save_graph
+from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.joint import refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
 
@@ -27,32 +28,31 @@ def true_poses() -> SE3:
     angle = 2 * np.pi * np.arange(NUM_PLACES) / ROUND
     center = RADIUS_M * np.stack([1 - np.cos(angle), np.zeros(NUM_PLACES), np.sin(angle)], 1)
     rotation = so3_exp(np.outer(-angle, [0, 1, 0]))
-    return SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    return SE3.from_center(rotation, center)
 
 
 def build_graph(poses: SE3, rng: np.random.Generator) -> tuple[anchor3r.MotionGraph, list[int]]:
     """The graph, and which of its groups of edges are wrong loops."""
-    graph, wrong = anchor3r.MotionGraph(), []
-
-    def measure(anchor: int, members: list[int], seen_from: int, kind: EdgeKind) -> int:
-        """Where the members lie as seen from the anchor; `seen_from` is where it really was."""
-        noise = SE3(
-            so3_exp(NOISE_RAD * rng.normal(size=(len(members), 3))),
-            NOISE_M * rng.normal(size=(len(members), 3)),
-        )
-        member_from_anchor = poses[members] @ poses[[seen_from] * len(members)].inverse() @ noise
-        return graph.add_group(
-            anchor, members, member_from_anchor.rotation, member_from_anchor.translation, kind=kind
-        )
-
-    for place in range(1, NUM_PLACES):
-        measure(place, list(range(max(0, place - WINDOW + 1), place)), place, EdgeKind.WINDOW)
-    for number, place in enumerate(range(ROUND, NUM_PLACES, 6)):
-        mistaken = number % 5 == 4
-        members = list(range(place - ROUND, place - ROUND + 3))
-        group = measure(place, members, place - 40 if mistaken else place, EdgeKind.LOOP)
-        wrong += [group] if mistaken else []
-    return graph, wrong
+    windows = [(place, list(range(max(0, place - WINDOW + 1), place)), 0) for place in range(1, NUM_PLACES)]
+    loops = [
+        (place, list(range(place - ROUND, place - ROUND + 3)), 40 if number % 5 == 4 else 0)
+        for number, place in enumerate(range(ROUND, NUM_PLACES, 6))
+    ]  # anchor, members, and how many places away from the anchor the camera really was
+    groups = windows + loops
+    size = [len(members) for _, members, _ in groups]
+    anchor = np.repeat([anchor for anchor, _, _ in groups], size)
+    member = np.concatenate([members for _, members, _ in groups])
+    mistake = np.repeat([places for _, _, places in groups], size)
+    group = np.repeat(np.arange(len(groups)), size)
+    noise = SE3(
+        so3_exp(NOISE_RAD * rng.normal(size=(len(member), 3))), NOISE_M * rng.normal(size=(len(member), 3))
+    )
+    member_from_anchor = poses[member] @ poses[anchor - mistake].inverse() @ noise
+    kind = np.where(group < len(windows), EdgeKind.WINDOW, EdgeKind.LOOP)
+    edges = Edges.of(
+        member, anchor, member_from_anchor.rotation, member_from_anchor.translation, kind=kind, group=group
+    )
+    return anchor3r.MotionGraph(edges), np.unique(group[mistake > 0]).tolist()
 
 
 def main(file: str | None = None) -> None:
@@ -68,7 +68,7 @@ def main(file: str | None = None) -> None:
     rejected = refined.events.rejected_groups().tolist()
     print(f"loops left out: {rejected}; wrong ones: {wrong}")
     if file is not None:
-        graph.save(Path(file))
+        save_graph(Path(file), graph)
 
 
 if __name__ == "__main__":

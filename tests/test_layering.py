@@ -26,8 +26,19 @@ USES: dict[str, set[str]] = {
     "pipeline": {"io", "sources", "predictors", "pose_graph", "store", "loops"},
     "report": {"io", "predictors", "pose_graph", "store", "pipeline", "export"},
     "viewer": {"io", "store"},
-    "training": {"worlds", "sources", "model", "io", "store"},
-    "evaluation": {"io", "sources", "predictors", "pose_graph", "store", "loops", "pipeline", "model"},
+    "datasets": {"io", "sources", "store"},
+    "training": {"worlds", "sources", "model", "io", "store", "datasets"},
+    "evaluation": {
+        "io",
+        "datasets",
+        "sources",
+        "predictors",
+        "pose_graph",
+        "store",
+        "loops",
+        "pipeline",
+        "model",
+    },
 }
 """The layering. `docs/architecture.md` draws it and says why."""
 INSIDE_FOUNDATION = {

@@ -47,7 +47,7 @@ def test_an_event_falls_with_its_worst_group(wrong_first: bool, method: str) -> 
 
     def refined(*edges: Edges) -> tuple[LoopState, np.ndarray]:
         solution = solve(
-            MotionGraph.from_edges(joined(windows, *edges)),
+            MotionGraph(joined(windows, *edges)),
             online,
             [loop],
             event_of_group={int(part.group[0]): 0 for part in edges},

@@ -37,3 +37,8 @@ def install_command(extra: str) -> str:
 def export_library(name: str) -> Any:
     """Imports a library of the extra `exports`."""
     return optional_library(name, extra="exports", purpose="this export")
+
+
+def data_library(name: str) -> Any:
+    """Imports a library of the extra `data`."""
+    return optional_library(name, extra="data", purpose="this data set")

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,7 @@ NOMINAL_RATE_HZ = 30.0
 """Frame rate assumed where images carry no times."""
 
 # What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
-_DECODING_ERRORS = (
+DECODING_ERRORS = (
     OSError, ValueError, TypeError, RuntimeError, MemoryError, SyntaxError, EOFError, struct.error,
     Image.DecompressionBombError,
 )  # fmt: skip
@@ -119,7 +120,7 @@ class PhotoSequence(ImageSequence):
         try:
             with Image.open(self._paths[index]) as image:
                 return photo_facts(image).taken_s
-        except _DECODING_ERRORS:
+        except DECODING_ERRORS:
             return None
 
 
@@ -165,18 +166,18 @@ def _hint(location: str) -> str:
     return "name a folder of images or a pattern such as 'folder/*.png';"
 
 
-def read_image(path: str | Path) -> NDArray[np.uint8]:
+def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
     """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
     return read_photo(path)[0]
 
 
-def read_photo(path: str | Path) -> tuple[NDArray[np.uint8], PhotoFacts]:
+def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
     """The same, and what the file says of itself."""
     try:
         with Image.open(path) as image:
             facts = photo_facts(image)
             return _rgb(ImageOps.exif_transpose(image)), facts
-    except _DECODING_ERRORS as error:
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
 
 
@@ -201,7 +202,7 @@ def read_depth(
             if not image.mode.startswith("I"):
                 raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
             depth = np.asarray(image)
-    except _DECODING_ERRORS as error:
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
     if depth.shape != (height, width):
         raise Anchor3RError(
@@ -211,5 +212,6 @@ def read_depth(
     return np.where(depth == invalid, 0, depth).astype(np.float32) / np.float32(units_per_m)
 
 
-def _undecodable(path: str | Path, reason: str) -> UndecodableFrameError:
-    return UndecodableFrameError(f"cannot decode {path} ({reason}); replace the file or remove it")
+def _undecodable(path: str | Path | BinaryIO, reason: str) -> UndecodableFrameError:
+    name = path if isinstance(path, str | Path) else getattr(path, "name", "an image")
+    return UndecodableFrameError(f"cannot decode {name} ({reason}); replace the file or remove it")
