@@ -391,7 +391,7 @@ class TestCamera:
         assert told in (tmp_path / "m.html").read_text()
         assert run("export", tmp_path / "m", "--format", "nerfstudio", "--out", tmp_path / "n")[0] == 0
         exported = json.loads((tmp_path / "n" / "transforms.json").read_text())
-        assert f"focal length {exported['fl_x']:.1f} " in told
+        assert f"focal length {exported['frames'][0]['fl_x']:.1f} " in told
 
     def test_evaluating_a_refined_map_takes_its_refined_poses(self, tmp_path: Path, run: Run) -> None:
         assert run("map", SMALL, "--out", tmp_path / "m", *TRUTH)[0] == 0

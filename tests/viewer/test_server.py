@@ -41,7 +41,7 @@ def test_a_taken_port_gives_the_next() -> None:
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
-    with pytest.raises(Anchor3RError, match="choose another --host"):
+    with pytest.raises(Anchor3RError, match="choose another host"):
         serving.free_port("203.0.113.1", 8080)
 
 

@@ -83,12 +83,17 @@ def map_source(
         with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
             stream(run)
         summary = run.summary()
-        if as_json:
-            print(json.dumps(summary), flush=True)
-        if summary["failure"] is not None:
-            raise Anchor3RError(summary["failure"])
-        if not as_json:
-            print(_in_words(summary), flush=True)
+        _tell(summary, as_json=as_json)
+
+
+def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Prints the summary; of a map without a pose only as JSON, and ends with an error."""
+    if as_json:
+        print(json.dumps(summary), flush=True)
+    if summary["failure"] is not None:
+        raise Anchor3RError(summary["failure"])
+    if not as_json:
+        print(_in_words(summary), flush=True)
 
 
 def _tell_of_photographs(images: PhotoSequence) -> None:
