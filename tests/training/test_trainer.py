@@ -84,7 +84,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     run(wall_recipe(steps=1), tmp_path)
-    with pytest.raises(Anchor3RError, match="--resume"):
+    with pytest.raises(Anchor3RError, match="resume"):
         run(wall_recipe(steps=1), tmp_path)
 
 
