@@ -27,6 +27,7 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "compare a trajectory, a map or whole data sets with ground truth"),
     "world": ("world:world", "write a synthetic sequence with exact ground truth"),
     "train": ("train:train", "train a network, on one CPU or on many GPUs"),
+    "data": ("data:COMMANDS", "list, check and pack the data sets that networks are trained on"),
     "convert": ("convert:convert", "initialise the network from the weights of another model"),
 }
 

@@ -104,7 +104,10 @@ def _parquet_table(files: Files, name: str, segment: str, camera: int) -> Sequen
     rows = rows[np.argsort(np.array(columns[keys[1]])[rows])]
     stamps = [columns[keys[1]][row] for row in rows]
     world_from_vehicle = np.array([columns[keys[2]][row] for row in rows], float).reshape(-1, 4, 4)
-    calibration = _calibration(files, _path("camera_calibration", segment), "key.camera_name")[camera]
+    calibrations = _calibration(files, _path("camera_calibration", segment), "key.camera_name")
+    if camera not in calibrations:
+        raise Anchor3RError(f"there is no camera {camera} in {segment}")
+    calibration = calibrations[camera]
     vehicle_from_camera = np.array(calibration[f"{_CAMERA}.extrinsic.transform"]).reshape(4, 4)
     poses = world_from_vehicle @ vehicle_from_camera @ SENSOR_FROM_OPENCV
     lens = [calibration[f"{_CAMERA}.intrinsic.{key}"] for key in (*INTRINSICS, *DISTORTION)]

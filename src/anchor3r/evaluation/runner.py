@@ -24,10 +24,10 @@ from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.io.files import replacing
 from anchor3r.pipeline.importing import ImportSettings, import_trajectory
-from anchor3r.pipeline.mapping import MappingRun
+from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
-from anchor3r.predictors.loading import load_predictor, weights_file
+from anchor3r.predictors.loading import weights_file
 from anchor3r.sources import Source
 from anchor3r.store import load_map
 
@@ -71,11 +71,8 @@ class MapAndRefine:
         }
 
     def __call__(self, source: Source, folder: Path) -> None:
-        chosen = self.mapping
-        predictor = load_predictor(
-            chosen.predictor, window=chosen.window, seed=chosen.seed, every=chosen.every
-        )
-        settings = replace(chosen, keep_images=any(r.loops for r in self.refinements.values()))
+        predictor = predictor_of(self.mapping)
+        settings = replace(self.mapping, keep_images=any(r.loops for r in self.refinements.values()))
         # A map of fewer or more frames than are to be scored is another one.
         identity = {"stop": source.wanted.stop}
         with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:

@@ -147,7 +147,7 @@ def _loader(scene_map: Map, settings: RefineSettings) -> Callable[[], Predictor]
 
     def load() -> Predictor:
         if settings.predictor is not None:
-            return load_predictor(settings.predictor)
+            return load_predictor(settings.predictor, device=settings.device)
         loaded_as = scene_map.meta.get("loaded_as")
         if loaded_as is None:
             made_with = scene_map.meta.get("identity", {}).get("predictor")
@@ -155,7 +155,7 @@ def _loader(scene_map: Map, settings: RefineSettings) -> Callable[[], Predictor]
                 f"{scene_map.folder} does not say how to load what it was made with ({made_with}); "
                 "name one: RefineSettings(predictor=…), on the command line --predictor"
             )
-        return load_predictor(**loaded_as)
+        return load_predictor(**loaded_as, device=settings.device)
 
     return load
 
