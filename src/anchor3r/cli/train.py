@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
+    from anchor3r.training.data import SequenceSet
     from anchor3r.training.recipes import Recipe
     from anchor3r.training.trainer import Progress
 
@@ -22,7 +24,9 @@ def train(
     steps: int | None = None,
     clips: int | None = None,
     accumulate: int | None = None,
+    data_root: Path | None = None,
     data: tuple[str, ...] = (),
+    held_out: tuple[str, ...] = (),
     init: str | None = None,
     seed: int | None = None,
     sharding: str | None = None,
@@ -35,7 +39,7 @@ def train(
 
     A run can be stopped or killed at any moment and goes on with --resume as if nothing had happened. On
     several GPUs or machines start it with torchrun; every process takes its own share of each step:
-    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data kitti:DATA/00 …
+    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data-root DATA
 
     Args:
         recipe: tiny, ablation-small or paper.
@@ -44,7 +48,11 @@ def train(
         steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
         clips: Clips of a micro-batch in each process.
         accumulate: Micro-batches of a step.
-        data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
+        data_root: Folder with a folder (or link) for each data set of the recipe, called by its name as
+            `anchor3r data list` has it; those that are there are trained on.
+        data: What to train on instead: a data set as tartanair:ROOT, your own map as map:FOLDER, or sequences
+            as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
+        held_out: The same, to validate on. Otherwise one of fifty places of each data set is.
         init: Checkpoint to start from.
         seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
             and sees new clips.
@@ -60,9 +68,11 @@ def train(
         "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
         "sharding": sharding,
     }  # fmt: skip
+    sets, validated = _sets(recipe, data_root, data), _sets(recipe, None, held_out)
     chosen = load_recipe(
-        recipe, data, needs_data=not cost, seed=seed, **{k: v for k, v in given.items() if v is not None}
-    )
+        recipe, sets=sets, held_out=validated, needs_data=not cost, seed=seed,
+        **{k: v for k, v in given.items() if v is not None},
+    )  # fmt: skip
     if cost:
         from anchor3r.training.cost import step_cost
 
@@ -71,6 +81,35 @@ def train(
     if out is None:
         raise Anchor3RError("training needs a folder for its checkpoints: --out runs/NAME")
     _run(chosen, out, resume=resume, workers=workers, threads=threads, stop_after=stop_after)
+
+
+def _sets(recipe: str, root: Path | None, uris: tuple[str, ...]) -> tuple[tuple[SequenceSet, float], ...]:
+    """The data sets that a user names; says what was found of them."""
+    if root is None and not uris:
+        return ()
+    from rich.console import Console
+    from rich.table import Table
+
+    from anchor3r.cli.data import index_with_progress
+    from anchor3r.training.mixture import describe, open_mixture, open_sets
+    from anchor3r.training.recipes import load_recipe
+
+    plain = load_recipe(recipe, needs_data=False)
+    sets: tuple[tuple[SequenceSet, float], ...] = ()
+    if root is not None:
+        if not plain.mixture:
+            raise Anchor3RError(f"recipe '{recipe}' has no mixture of data sets; name them with --data")
+        sets = open_mixture(plain.mixture, root, index_with_progress)
+    sets += open_sets(uris, plain.data.sampling, index_with_progress)
+    if os.environ.get("RANK", "0") != "0":
+        return sets
+    table = Table("data set", box=None, pad_edge=False)
+    for column in ("sequences", "held out", "too short", "unusable", "clips", "share"):
+        table.add_column(column, justify="right")
+    for row in describe(sets, plain.data.num_frames):
+        table.add_row(*row)
+    Console(width=100).print(table)
+    return sets
 
 
 def _run(
