@@ -1,7 +1,7 @@
 """How fast clips are made, against the bare decoding of the same files by the image library.
 
 Writes a drive in the layout of Virtual KITTI 2 (1242×375, JPEG and 16-bit PNG), then counts frames a second
-of CPU time: decoding alone (Pillow, the same files), and whole clips at 518 pixels as the paper's recipe makes
+of CPU time: decoding alone (Pillow, the same files), and whole clips at 518 pixels as the paper's recipe has
 them, both in two worker processes. Peak memory is printed for one and for four times as many clips.
 
     python benchmarks/data_loading.py

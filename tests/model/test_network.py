@@ -1,6 +1,7 @@
 """The network: streaming equals parallel, the cache rule, ablations, sizes, bad input."""
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,9 +75,11 @@ def test_streaming_equals_parallel(preset: str, window: int) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"gauge": "first"}, {"cache_pose_tokens": True}])
-@pytest.mark.parametrize("window", [1, 2, 5])
-def test_ablations_stream_as_they_train(changes: dict[str, object], window: int) -> None:
-    network = build("small", window=window, **changes)
+@pytest.mark.parametrize("window", [2, 5])
+@pytest.mark.parametrize("preset", ["small", "tiny"])
+def test_ablations_stream_as_they_train(preset: str, changes: dict[str, object], window: int) -> None:
+    stem = {"matching": replace(SMALL_STEM, window_estimation=False)} if preset == "tiny" else {}
+    network = build(preset, window=window, **stem, **changes)
     assert_same(network, *clip_for(network))
 
 
@@ -256,8 +259,10 @@ def test_impossible_configurations_are_refused() -> None:
         dataclasses.replace(small, head_layers=(0, 1, 2, 99))
     with pytest.raises(ValueError, match="either a transformer encoder or a correlation stem"):
         dataclasses.replace(small, encoder=None)
-    with pytest.raises(ValueError, match="no first-frame gauge"):
+    with pytest.raises(ValueError, match="estimated in the current frame's gauge"):
         dataclasses.replace(tiny, gauge="first")
+    with pytest.raises(ValueError, match="two with the first gauge"):
+        dataclasses.replace(small, gauge="first", window=1)
 
 
 def test_attention_by_frame_sums_to_one_and_respects_the_window() -> None:

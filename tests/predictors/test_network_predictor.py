@@ -22,12 +22,14 @@ def make_network(preset: str = "tiny", window: int = 4) -> Anchor3RNetwork:
     torch.manual_seed(0)
     changes: dict[str, object] = {"window": window}
     if preset == "tiny":
-        changes["matching"] = MatchingConfig(channels=(8, 12, 16), coarse_dim=16, fine_dim=8, hidden=16)
+        changes["matching"] = MatchingConfig(
+            channels=(8, 12, 16), coarse_dim=16, fine_dim=8, hidden=16, area=48 * 64
+        )
     return Anchor3RNetwork(shrunk(PRESETS[preset], **changes)).eval()
 
 
 def predictor(preset: str = "tiny", window: int = 4) -> NetworkPredictor:
-    config = NetworkPredictorConfig(area=48 * 64, long_side=56)
+    config = NetworkPredictorConfig(long_side=56)
     return NetworkPredictor(make_network(preset, window), name="test", config=config, device="cpu")
 
 

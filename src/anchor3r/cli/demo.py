@@ -28,10 +28,11 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads
         frames: How many to map.
         threads: CPU threads; one if not given.
     """
+    from anchor3r.model import TINY_WEIGHTS
     from anchor3r.pipeline.mapping import MappingRun
     from anchor3r.pipeline.refine import refine_map
     from anchor3r.pipeline.settings import MapSettings, RefineSettings
-    from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
 
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN

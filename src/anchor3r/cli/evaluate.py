@@ -140,6 +140,49 @@ def worlds(
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
 
 
+def ablation(
+    runs: Annotated[Path, tyro.conf.Positional],
+    vkitti2: Path | None = None,
+    seeds: str = "101-105",
+    frames: int = 200,
+    out: Path | None = None,
+) -> None:
+    """Score every finished run of `anchor3r train ablation --all`, and print mean and spread over seeds.
+
+    t is the difference from the baseline in its own standard deviations: below 2 or so it may be chance. What
+    was measured of a run is kept in its folder and read back.
+
+    Args:
+        runs: Folder of the runs.
+        vkitti2: Root of Virtual KITTI 2, whose sequences the paper scores; rendered streets if not given.
+        seeds: Rendered streets, such as 101-105; nothing was trained on them.
+        frames: Length of a street.
+        out: Markdown file to write the table to as well.
+    """
+    from anchor3r.evaluation.ablation import ablation_table, evaluate_runs, finished_runs
+    from anchor3r.evaluation.benchmarks import BENCHMARKS
+    from anchor3r.evaluation.benchmarks.worlds import Worlds
+    from anchor3r.io.files import replacing
+
+    finished, others = finished_runs(runs)
+    for path in others:
+        print(f"{path}: not finished, left out; anchor3r train ablation --all goes on with it")
+    worlds = [f"driving-{number}" for number in _numbers(seeds)] if vkitti2 is None else []
+    benchmark = Worlds({"driving": frames}) if vkitti2 is None else BENCHMARKS["vkitti2"]
+    rows = evaluate_runs(
+        finished,
+        benchmark,
+        vkitti2 or Path(),
+        worlds,
+        lambda run, results: print(f"{run.variant}, seed {run.seed}: {len(results.sequences)} sequences"),
+    )
+    table = ablation_table(rows)
+    print(f"\n{table}\n\n{finished[0].steps} steps a run.")
+    if out is not None:
+        with replacing(out) as file:
+            file.write(table.encode() + b"\n")
+
+
 def compare(
     results: Annotated[list[Path], tyro.conf.Positional],
     metrics: str = "",
@@ -282,5 +325,6 @@ evaluate = {
     "map": evaluate_map,
     "compare": compare,
     "worlds": worlds,
+    "ablation": ablation,
     **{name.replace("_", "-"): _benchmark_command(name) for name in _TITLES},
 }

@@ -64,7 +64,7 @@ def export(
         format: tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph.
             ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. colmap and nerfstudio
             are folders with images, cameras and points, from which trainers of splats start.
-        poses: online or offline; offline if the map was refined.
+        poses: online, or the name of a refinement; the refined ones if there are any.
         frames: All with a pose, or keyframes only: one out of as many as refine takes.
         component: Only this part of a map whose tracking broke; all of them if not given.
         gaps: What a kitti file, which has a line for every frame, says of a frame without a pose: refuse
@@ -129,16 +129,16 @@ def _chosen_part(scene_map: Map, poses: str, component: int | None, frames: str)
         raise Anchor3RError(
             f"{scene_map.folder} has no {poses} poses in component {component}; its components are {parts}"
         )
-    step = _keyframe_interval(scene_map) if frames == "keyframes" else 1
+    step = _keyframe_interval(scene_map, poses) if frames == "keyframes" else 1
     return trajectory.select(slice(None, None, step))
 
 
-def _keyframe_interval(scene_map: Map) -> int:
-    """That of the map's own search for loops, or of one that would be made now."""
+def _keyframe_interval(scene_map: Map, poses: str) -> int:
+    """That of the refinement which made the poses, or of one that would be made now."""
     from anchor3r.pipeline.settings import RefineSettings
 
-    search = scene_map.meta.get("loop_search", {}).get("identity", {})
-    return search.get("keyframe_interval", RefineSettings.keyframe_interval)
+    made = {refinement.name: refinement.settings for refinement in scene_map.refinements()}
+    return made.get(poses, {}).get("keyframe_interval", RefineSettings.keyframe_interval)
 
 
 def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | None, covariance: bool) -> str:
@@ -222,7 +222,7 @@ def _write_project(chosen: Selection, out: Path, format: str, options: ProjectOp
 def _write_graph(chosen: Selection, out: Path) -> str:
     from anchor3r.export.g2o import write_pose_graph
 
-    count = write_pose_graph(out, chosen.scene_map.graph(), chosen.trajectory)
+    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
     return f"{len(chosen.trajectory)} poses and {count} edges"
 
 

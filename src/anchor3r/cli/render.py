@@ -27,7 +27,8 @@ def render(
         folder: Folder of the map; it may still be growing.
         out: PNG file to write.
         view: From the top, without what is above the cameras; in perspective; or both side by side.
-        poses: online or offline; offline if the map was refined, with the online path beside it.
+        poses: online, or the name of a refinement; the refined ones if there are any. Other paths are drawn
+            beside it.
         size: Width and height in pixels.
         confidence: Leave out points below this confidence.
     """

@@ -22,7 +22,7 @@ def report(
     Args:
         folder: Folder of the map; it may still be growing.
         out: HTML file to write.
-        poses: online or offline; offline if the map was refined.
+        poses: online, or the name of a refinement; the refined ones if there are any.
     """
     from anchor3r.report.page import write_report
     from anchor3r.store import best_poses, load_map

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Precision of a network's backbone and cache; its heads and correlations are float32 always."""
 
 
 class WindowStatus(StrEnum):

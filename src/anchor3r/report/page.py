@@ -91,7 +91,7 @@ def write_report(path: Path | str, scene_map: Map, poses: str, *, notice: str = 
 def _gather(scene_map: Map, poses: str, trajectory: Trajectory) -> _Findings:
     config = DiagnosisConfig()
     survey = survey_of(scene_map, trajectory.frames, config)
-    graph = scene_map.graph()
+    graph = scene_map.graph(poses)
     names = [poses, *(name for name in scene_map.trajectory_names() if name != poses)]
     residuals = {name: residuals_of(graph, scene_map.trajectory(name)) for name in names}
     return _Findings(
@@ -127,7 +127,7 @@ def _page(found: _Findings, notice: str) -> str:
         _strip(found),
         "<h2>Over time</h2>" + _charts(_time_charts(found)),
         "<h2>Motion graph</h2>" + _graph(found),
-        "<h2>Loops</h2>" + _loops(found.scene_map),
+        "<h2>Loops</h2>" + _loops(found.scene_map, found.poses),
         "<h2>How it was made</h2>" + _settings(found.scene_map.meta),
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -144,7 +144,7 @@ def _subtitle(found: _Findings, identity: dict[str, Any]) -> str:
 
 def _facts(found: _Findings) -> str:
     scene_map, trajectory, scene = found.scene_map, found.trajectory, found.scene
-    counts, runtime, loops = scene_map.counts(), scene_map.runtime(), scene_map.loops()
+    counts, runtime, loops = scene_map.counts(), scene_map.runtime(), scene_map.loops(found.poses)
     unit = scene.metres_per_unit or 1.0
     path = trajectory.path_length() * unit
     facts = {
@@ -253,8 +253,8 @@ def _graph(found: _Findings) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>{_charts(charts)}"
 
 
-def _loops(scene_map: Map) -> str:
-    loops = scene_map.loops()
+def _loops(scene_map: Map, poses: str) -> str:
+    loops = scene_map.loops(poses)
     if not loops:
         return "<p>No loops: none were found, or the map was not refined.</p>"
     accepted = [loop for loop in loops if loop.accepted]

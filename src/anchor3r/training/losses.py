@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from anchor3r.model.config import Gauge
 from anchor3r.model.matching import COARSE_STRIDE, DenseMatches
 from anchor3r.model.network import WindowOutput, camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
@@ -80,13 +81,20 @@ class LossConfig:
     pose."""
 
 
-def relative_poses(camera_from_world: Tensor, ages: Tensor) -> Tensor:
-    """T_{i<-t} (B, S, M, 4, 4) of frame t - age for every frame t; ages (B, S, M), -1 gives the identity."""
+def relative_poses(camera_from_world: Tensor, ages: Tensor, gauge: Gauge = "current") -> Tensor:
+    """What query groups should predict at every frame t: T_{i<-t} = T_i T_t⁻¹ (B, S, M, 4, 4) of the frame
+    i = t - age, and with the `first` gauge, where i is the first frame, T_{t<-i} = T_t T_1⁻¹.
+
+    ages (B, S, M); -1 gives the identity.
+    """
     b, s, m = ages.shape
     clip = torch.arange(b, device=ages.device)[:, None, None].expand(b, s, m)
     time = torch.arange(s, device=ages.device)[None, :, None]
     member = (time - ages.clamp(min=0)).clamp(min=0)
-    return camera_from_world[clip, member] @ torch.linalg.inv(camera_from_world)[:, :, None]
+    member_from_world, anchor_from_world = camera_from_world[clip, member], camera_from_world[:, :, None]
+    if gauge == "first":
+        return anchor_from_world @ torch.linalg.inv(member_from_world)
+    return member_from_world @ torch.linalg.inv(anchor_from_world)
 
 
 def quaternions_xyzw(rotation: Tensor) -> Tensor:
@@ -173,7 +181,7 @@ class Loss:
         """L1 on q and s* t over every group that exists, refinement rounds weighted (paper: L_cam)."""
         b, s = clips.images.shape[:2]
         ages = output.ages.unflatten(0, (b, s))
-        truth = relative_poses(clips.camera_from_world, ages)
+        truth = relative_poses(clips.camera_from_world, ages, output.gauge)
         translation = truth[..., :3, 3] / distance[:, None, None, None]
         quaternion = quaternions_xyzw(truth[..., :3, :3])
         half = clips.images.new_tensor([clips.images.shape[-2] / 2, clips.images.shape[-1] / 2])

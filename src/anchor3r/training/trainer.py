@@ -71,6 +71,10 @@ class Trainer:
         network.gradient_checkpointing = recipe.gradient_checkpointing
         if recipe.init is not None:
             load_tensors(network, read_tensors(recipe.init)[0], source=recipe.init)
+        if recipe.encoder_init is not None:
+            network.load_encoder(recipe.encoder_init)
+        for part in network.encoder_parts if recipe.freeze_encoder else ():
+            part.requires_grad_(False)
         self.model = distribute(network, recipe.sharding, group)
         self.optimiser = make_optimiser(self.model, recipe)
         self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -227,7 +231,8 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     config = recipe.optimiser
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
+        if parameter.requires_grad:
+            groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
     return torch.optim.AdamW(
         [
             {

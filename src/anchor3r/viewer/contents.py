@@ -57,7 +57,7 @@ class MapContents:
         self._version: int | None = None
         self.trajectories: dict[str, Trajectory] = {}
         self.truth: Trajectory | None = None
-        self.loops: list[Loop] = []
+        self.loops: dict[str, list[Loop]] = {}
         self.num_frames = 0
         self.num_expected: int | None = None
         self.levels = Levels(self._config)
@@ -81,7 +81,8 @@ class MapContents:
         self.trajectories = {
             name: self._scene_map.trajectory(name) for name in self._scene_map.trajectory_names() or [ONLINE]
         }
-        self.truth, self.loops = self._scene_map.true_trajectory(), self._scene_map.loops()
+        self.truth = self._scene_map.true_trajectory()
+        self.loops = {name: self._scene_map.loops(name) for name in self.trajectories}
         self.num_frames = self._scene_map.num_frames
         self.num_expected = self._scene_map.meta.get("num_frames")
         self._version = version

@@ -18,7 +18,12 @@ _BUILD_S = 0.5
 
 
 def save_page(
-    folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
+    folder: Path,
+    site: Path,
+    *,
+    point_budget: int,
+    progress: Callable[[int, str], None],
+    poses: str | None = None,
 ) -> tuple[Path, int]:
     """Writes a page that shows the map without this program; returns it and the number of its points."""
     with MapContents(folder) as contents:
@@ -31,21 +36,21 @@ def save_page(
         server = start_server("127.0.0.1", 0, "map")
         try:
             scene = MapScene(server.scene)
-            settings = whole_map(contents, point_budget)
+            settings = whole_map(contents, point_budget, poses)
             scene.show(contents, settings)
             depth = contents.depth()
-            poses = contents.trajectories[settings.poses]
-            place_initially(server, overview(poses, contents.up(), depth), depth, move_clients=True)
+            trajectory = contents.trajectories[settings.poses]
+            place_initially(server, overview(trajectory, contents.up(), depth), depth, move_clients=True)
             html = server.get_scene_serializer().as_html(dark_mode=True)
         finally:
             server.stop()
-    title = f"<title>{folder.resolve().name}: {len(poses)} frames, {settings.poses} poses</title>"
+    title = f"<title>{folder.resolve().name}: {len(trajectory)} frames, {settings.poses} poses</title>"
     with replacing(site / "index.html") as file:
         file.write(html.replace("<title>Viser</title>", title, 1).encode())
     return site / "index.html", scene.num_points
 
 
-def whole_map(contents: MapContents, point_budget: int) -> ViewSettings:
-    """Everything, placed by the best poses there are."""
-    frames, best = contents.online.frames, best_poses(contents.trajectories)
-    return ViewSettings(poses=best, first=int(frames[0]), last=int(frames[-1]), point_budget=point_budget)
+def whole_map(contents: MapContents, point_budget: int, poses: str | None = None) -> ViewSettings:
+    """Everything, placed by the poses of a name, or by the best there are."""
+    frames, chosen = contents.online.frames, poses or best_poses(contents.trajectories)
+    return ViewSettings(poses=chosen, first=int(frames[0]), last=int(frames[-1]), point_budget=point_budget)

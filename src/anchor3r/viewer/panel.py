@@ -17,11 +17,13 @@ _PLAY_STEPS = 150
 class Panel:
     """Controls, shared by all clients. `changed` is called, from any thread, when one was moved."""
 
-    def __init__(self, gui: viser.GuiApi, changed: Callable[[], None], point_budget: int) -> None:
+    def __init__(
+        self, gui: viser.GuiApi, changed: Callable[[], None], point_budget: int, poses: str | None = None
+    ) -> None:
         self._status = gui.add_markdown("Reading the map …")
         self._measured = gui.add_markdown("", visible=False)
         self._progress: Any = gui.add_progress_bar(0.0, animated=True, visible=False)
-        self._is_pose_chosen = False
+        self._is_pose_chosen, self._preferred = False, poses
         # mypy does not see that viser's values can be set.
         self.poses: Any = gui.add_dropdown("Poses", [ONLINE], hint="Found while mapping, or refined")
         with gui.add_folder("Points"):
@@ -57,11 +59,11 @@ class Panel:
         """Takes over what there is to choose from; an open end of the time range stays open."""
         names = tuple(contents.trajectories)
         if self.poses.options != names:
-            chosen = self.poses.value if self._is_pose_chosen else best_poses(names)
+            chosen = self.poses.value if self._is_pose_chosen else self._preferred or best_poses(names)
             self.poses.options = names
-            self.poses.value = chosen if chosen in names else names[0]
+            self.poses.value = chosen if chosen in names else best_poses(names)
         self.truth.disabled = contents.truth is None
-        self.accepted_loops.disabled = self.rejected_loops.disabled = not contents.loops
+        self.accepted_loops.disabled = self.rejected_loops.disabled = not any(contents.loops.values())
         online = contents.online
         if not len(online):
             return

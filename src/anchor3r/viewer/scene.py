@@ -150,7 +150,11 @@ class MapScene:
         )
         for name, accepted, wanted, colour in kinds:
             ends = np.array(
-                [(loop.query, loop.match) for loop in contents.loops if wanted and loop.accepted == accepted],
+                [
+                    (loop.query, loop.match)
+                    for loop in contents.loops.get(settings.poses, ())
+                    if wanted and loop.accepted == accepted
+                ],
                 np.int64,
             ).reshape(-1, 2)
             placed = np.isin(ends, poses.frames) & (ends >= settings.first) & (ends <= settings.last)

@@ -38,7 +38,13 @@ class MapServer:
     """Serves one map. `step` does what is due, `run` does so until it is interrupted."""
 
     def __init__(
-        self, contents: MapContents, host: str, port: int, *, point_budget: int = ViewSettings.point_budget
+        self,
+        contents: MapContents,
+        host: str,
+        port: int,
+        *,
+        point_budget: int = ViewSettings.point_budget,
+        poses: str | None = None,
     ) -> None:
         self._contents = contents
         self._changed = threading.Event()
@@ -49,7 +55,7 @@ class MapServer:
         self._num_placed = 0  # poses when it was last chosen where new clients look from
         self._server = start_server(host, port, contents.folder.resolve().name)
         self._scene = MapScene(self._server.scene)
-        self._panel = Panel(self._server.gui, self._changed.set, point_budget)
+        self._panel = Panel(self._server.gui, self._changed.set, point_budget, poses)
         self._panel.view.on_click(self._look)
         self._server.scene.on_click()(self._note_click)
 
@@ -196,12 +202,23 @@ class MapServer:
         self._panel.say(in_words(self._contents, settings, self._scene.num_points, growing))
 
 
-def serve_map(folder: Path, host: str, port: int, *, announce: Callable[[str], None], wait: bool) -> None:
-    """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun."""
+def serve_map(
+    folder: Path,
+    host: str,
+    port: int,
+    *,
+    announce: Callable[[str], None],
+    wait: bool,
+    poses: str | None = None,
+) -> None:
+    """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun.
+
+    poses: those to begin with, as soon as the map has them; the best there are if not given.
+    """
     while wait and not holds_map(folder):
         time.sleep(_POLL_S / 4)
     with MapContents(folder) as contents:
-        server = MapServer(contents, host, port)
+        server = MapServer(contents, host, port, poses=poses)
         announce(server.url)
         try:
             server.run()
