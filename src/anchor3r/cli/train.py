@@ -72,8 +72,8 @@ class DataOptions:
     held_out: tuple[str, ...] = ()
     """The same, to validate on. Otherwise one of fifty places of each data set is."""
 
-    def opened(self, recipe: str) -> dict[str, Sets]:
-        """Both as arguments of `load_recipe`; says what was found."""
+    def opened(self, recipe: str) -> tuple[Sets, Sets]:
+        """What is trained on and what is validated on; says what was found."""
         from anchor3r.cli.data import index_with_progress
         from anchor3r.training.mixture import open_mixture, open_sets
         from anchor3r.training.recipes import load_recipe
@@ -87,7 +87,7 @@ class DataOptions:
         held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
         if sets and os.environ.get("RANK", "0") == "0":
             _print_sets(sets, plain.data.num_frames)
-        return {"sets": sets, "held_out": held_out}
+        return sets, held_out
 
 
 _NO_VARIANT, _ONE_THREAD, _OWN_DATA = AblationOptions(), MachineOptions(), DataOptions()
@@ -140,13 +140,14 @@ def train(
         steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
         sharding=sharding,
     )  # fmt: skip
-    sets = data.opened(recipe)
+    sets, held_out = data.opened(recipe)
+    changes |= {"sets": sets, "held_out": held_out}
     for name, number, folder in ablation.runs(out, seed):
-        chosen = load_recipe(recipe, **sets, seed=number, variant=name, **changes)
+        chosen = load_recipe(recipe, seed=number, variant=name, **changes)
         _run(chosen, folder, machine, resume=True)
     if ablation.every_variant:
         return
-    chosen = load_recipe(recipe, **sets, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
+    chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
     if cost:
         from anchor3r.training.cost import step_cost
 
