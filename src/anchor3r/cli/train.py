@@ -72,8 +72,8 @@ class DataOptions:
     held_out: tuple[str, ...] = ()
     """The same, to validate on. Otherwise one of fifty places of each data set is."""
 
-    def opened(self, recipe: str) -> tuple[Sets, Sets]:
-        """What is trained on and what is validated on; says what was found."""
+    def opened(self, recipe: str) -> dict[str, Any]:
+        """What is trained on and validated on, as arguments of `load_recipe`; says what was found."""
         from anchor3r.cli.data import index_with_progress
         from anchor3r.training.mixture import open_mixture, open_sets
         from anchor3r.training.recipes import load_recipe
@@ -87,7 +87,7 @@ class DataOptions:
         held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
         if sets and os.environ.get("RANK", "0") == "0":
             _print_sets(sets, plain.data.num_frames)
-        return sets, held_out
+        return {"sets": sets, "held_out": held_out}
 
 
 _NO_VARIANT, _ONE_THREAD, _OWN_DATA = AblationOptions(), MachineOptions(), DataOptions()
@@ -128,8 +128,7 @@ def train(
         encoder: File that the image encoder alone starts from: official DINOv2 weights with registers for a
             vision transformer, one of our checkpoints for a correlation stem.
         ablation: Which variant of an ablation.
-        seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
-            and sees new clips.
+        seed: Of the clips drawn, 0 if not given. A later stage takes another one, and sees new clips.
         sharding: ddp or fsdp.
         machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
@@ -140,8 +139,7 @@ def train(
         steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
         sharding=sharding,
     )  # fmt: skip
-    sets, held_out = data.opened(recipe)
-    changes |= {"sets": sets, "held_out": held_out}
+    changes |= data.opened(recipe)
     for name, number, folder in ablation.runs(out, seed):
         chosen = load_recipe(recipe, seed=number, variant=name, **changes)
         _run(chosen, folder, machine, resume=True)
