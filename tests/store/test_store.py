@@ -137,7 +137,7 @@ def test_images_are_left_out_on_request(tmp_path: Path) -> None:
         fill(store, 3)
     with load_map(tmp_path / "m") as scene_map:
         assert scene_map.points(1) is not None
-        with pytest.raises(Anchor3RError, match="keep_images"):
+        with pytest.raises(Anchor3RError, match="made with keep_images=False"):
             scene_map.image(1)
         with pytest.raises(Anchor3RError, match="no frame 7"):
             scene_map.frame(7)

@@ -84,7 +84,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     run(wall_recipe(steps=1), tmp_path)
-    with pytest.raises(Anchor3RError, match="--resume"):
+    with pytest.raises(Anchor3RError, match="resume"):
         run(wall_recipe(steps=1), tmp_path)
 
 
@@ -250,7 +250,9 @@ def test_recipes_by_name() -> None:
     assert load_recipe("tiny", seed=3).data.seed == 3
     with pytest.raises(Anchor3RError, match="seed is -1"):
         load_recipe("tiny", seed=-1)
-    assert load_recipe("paper", ("kitti:somewhere/00",)).data.num_frames == 48
+    sets = ((WorldSet(), 1.0),)
+    assert load_recipe("paper", sets=sets).data.num_frames == 48
+    assert load_recipe("paper", sets=sets).data.sets == sets
     with pytest.raises(Anchor3RError, match="brings no data"):
         load_recipe("paper")
     with pytest.raises(Anchor3RError, match="there are paper, ablation-small, ablation, tiny"):

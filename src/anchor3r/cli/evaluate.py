@@ -33,7 +33,7 @@ def trajectory(
     estimate_format: Format = "auto",
     reference_format: Format = "auto",
     max_time_difference: float = 0.02,
-    poses: str = "online",
+    poses: str | None = None,
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def trajectory(
         estimate_format: What the estimate is; auto tells from its first line.
         reference_format: What the reference is.
         max_time_difference: Seconds between poses that are paired.
-        poses: Which poses of a map, such as online.
+        poses: Which poses of a map: online or offline; offline if it was refined.
         out: Folder for figures.
         as_json: Print JSON.
     """
@@ -148,49 +148,6 @@ def worlds(
         finished=_print_finished,
     )
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
-
-
-def ablation(
-    runs: Annotated[Path, tyro.conf.Positional],
-    vkitti2: Path | None = None,
-    seeds: str = "101-105",
-    frames: int = 200,
-    out: Path | None = None,
-) -> None:
-    """Score every finished run of `anchor3r train ablation --all`, and print mean and spread over seeds.
-
-    t is the difference from the baseline in its own standard deviations: below 2 or so it may be chance. What
-    was measured of a run is kept in its folder and read back.
-
-    Args:
-        runs: Folder of the runs.
-        vkitti2: Root of Virtual KITTI 2, whose sequences the paper scores; rendered streets if not given.
-        seeds: Rendered streets, such as 101-105; nothing was trained on them.
-        frames: Length of a street.
-        out: Markdown file to write the table to as well.
-    """
-    from anchor3r.evaluation.ablation import ablation_table, evaluate_runs, finished_runs
-    from anchor3r.evaluation.benchmarks import BENCHMARKS
-    from anchor3r.evaluation.benchmarks.worlds import Worlds
-    from anchor3r.io.files import replacing
-
-    finished, others = finished_runs(runs)
-    for path in others:
-        print(f"{path}: not finished, left out; anchor3r train ablation --all goes on with it")
-    worlds = [f"driving-{number}" for number in _numbers(seeds)] if vkitti2 is None else []
-    benchmark = Worlds({"driving": frames}) if vkitti2 is None else BENCHMARKS["vkitti2"]
-    rows = evaluate_runs(
-        finished,
-        benchmark,
-        vkitti2 or Path(),
-        worlds,
-        lambda run, results: print(f"{run.variant}, seed {run.seed}: {len(results.sequences)} sequences"),
-    )
-    table = ablation_table(rows)
-    print(f"\n{table}\n\n{finished[0].steps} steps a run.")
-    if out is not None:
-        with replacing(out) as file:
-            file.write(table.encode() + b"\n")
 
 
 def variants(
@@ -294,6 +251,109 @@ def _front_ends(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise Anchor3RError(f"two front-ends are called {', '.join(twice)}; give each an --out")
     return found
+
+
+def ablation(
+    runs: Annotated[Path, tyro.conf.Positional],
+    vkitti2: Path | None = None,
+    seeds: str = "101-105",
+    frames: int = 200,
+    out: Path | None = None,
+) -> None:
+    """Score every finished run of `anchor3r train ablation --all`, and print mean and spread over seeds.
+
+    t is the difference from the baseline in its own standard deviations: below 2 or so it may be chance. What
+    was measured of a run is kept in its folder and read back.
+
+    Args:
+        runs: Folder of the runs.
+        vkitti2: Root of Virtual KITTI 2, whose sequences the paper scores; rendered streets if not given.
+        seeds: Rendered streets, such as 101-105; nothing was trained on them.
+        frames: Length of a street.
+        out: Markdown file to write the table to as well.
+    """
+    from anchor3r.evaluation.ablation import ablation_table, evaluate_runs, finished_runs
+    from anchor3r.evaluation.benchmarks import BENCHMARKS
+    from anchor3r.evaluation.benchmarks.worlds import Worlds
+    from anchor3r.io.files import replacing
+
+    finished, others = finished_runs(runs)
+    for path in others:
+        print(f"{path}: not finished, left out; anchor3r train ablation --all goes on with it")
+    worlds = [f"driving-{number}" for number in _numbers(seeds)] if vkitti2 is None else []
+    benchmark = Worlds({"driving": frames}) if vkitti2 is None else BENCHMARKS["vkitti2"]
+    rows = evaluate_runs(
+        finished,
+        benchmark,
+        vkitti2 or Path(),
+        worlds,
+        lambda run, results: print(f"{run.variant}, seed {run.seed}: {len(results.sequences)} sequences"),
+    )
+    table = ablation_table(rows)
+    print(f"\n{table}\n\n{finished[0].steps} steps a run.")
+    if out is not None:
+        with replacing(out) as file:
+            file.write(table.encode() + b"\n")
+
+
+def attention(
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional],
+    source: str,
+    out: Path = Path("attention.npz"),
+    frames: int = 60,
+    start: int = 0,
+    stride: int = 1,
+) -> None:
+    """Measure where the queries of networks look: the data of the paper's attention figure.
+
+    Args:
+        checkpoints: Networks as NAME=CHECKPOINT, such as current-centric=a.safetensors.
+        source: Images, a video, a data set or a world, as `anchor3r map` takes it.
+        out: Results file to write; `anchor3r evaluate figures --attention` draws it.
+        frames: How many frames.
+        start: First frame.
+        stride: Take one frame out of so many.
+    """
+    from anchor3r.evaluation.attention import measure_attention, write_attention
+    from anchor3r.sources import open_source
+
+    shares = {}
+    with open_source(source, start=start, stop=start + frames * stride, stride=stride) as opened:
+        for text in checkpoints:
+            name, equals, path = text.partition("=")
+            if not equals or not Path(path).is_file():
+                raise Anchor3RError(f"name networks as NAME=CHECKPOINT, not {text!r}")
+            shares[name] = measure_attention(Path(path), opened, frames)
+            print(f"{name}: {len(shares[name])} layers, {frames} frames", flush=True)
+    write_attention(out, shares)
+    print(f"{out}; draw it with: anchor3r evaluate figures --attention {out} --out DIR")
+
+
+def figures(
+    out: Path,
+    results: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    attention: Path | None = None,
+    layers: tuple[int, ...] = (),
+) -> None:
+    """Draw the paper's figures from results files.
+
+    For each sequence trajectories coloured by error, a panel a method and refinement (trajectory-NAME.png);
+    runtime and memory over sequence length for all methods on one axis, of their longest sequences
+    (scaling.png); errors and speed over the window size, where runs differ in it (window.png); and attention
+    over frames (attention.png).
+
+    Args:
+        out: Folder for the figures.
+        results: results.json files of `anchor3r evaluate`, with the sequences' folders beside them.
+        attention: Results file of `anchor3r evaluate attention`.
+        layers: Layers of which attention is shown, from 0; the mean over all if not given.
+    """
+    from anchor3r.evaluation import drawing
+
+    if not results and attention is None:
+        raise Anchor3RError("nothing to draw; name results.json files, or --attention FILE")
+    for path in drawing.draw_figures(out, results, attention, layers):
+        print(path)
 
 
 def compare(
@@ -436,6 +496,8 @@ evaluate = {
     "map": evaluate_map,
     "compare": compare,
     "variants": variants,
+    "attention": attention,
+    "figures": figures,
     "worlds": worlds,
     "ablation": ablation,
     **{name.replace("_", "-"): _benchmark_command(name) for name in _TITLES},

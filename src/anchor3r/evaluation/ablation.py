@@ -1,7 +1,7 @@
 """The table of an ablation: every finished run on the same held-out sequences, mean and spread over seeds.
 
-`anchor3r train ablation --all --out RUNS` leaves RUNS/VARIANT/seed-K; what is measured of a run is kept in
-its folder and read back the next time.
+`anchor3r train ablation --all --out RUNS` leaves RUNS/VARIANT/seed-K; what is measured of a run is kept
+beside it, in RUNS/VARIANT/seed-K/evaluation, and read back the next time.
 """
 
 from __future__ import annotations

@@ -71,9 +71,8 @@ class MapAndRefine:
         }
 
     def __call__(self, source: Source, folder: Path) -> None:
-        chosen = self.mapping
-        predictor = predictor_of(chosen)
-        settings = replace(chosen, keep_images=any(r.loops for r in self.refinements.values()))
+        predictor = predictor_of(self.mapping)
+        settings = replace(self.mapping, keep_images=any(r.loops for r in self.refinements.values()))
         # A map of fewer or more frames than are to be scored is another one.
         identity = {"stop": source.wanted.stop}
         with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
