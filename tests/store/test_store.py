@@ -198,7 +198,7 @@ def test_a_map_that_died_before_its_first_transaction_is_begun_anew(tmp_path: Pa
 
 
 def test_bad_folders_have_words(tmp_path: Path) -> None:
-    with pytest.raises(Anchor3RError, match="holds no map; make one with"):
+    with pytest.raises(Anchor3RError, match="holds no map; check the path"):
         load_map(tmp_path / "nowhere")
     tmp_path.joinpath("file").touch()
     with pytest.raises(Anchor3RError, match="choose another folder"):
