@@ -5,10 +5,12 @@ import numpy as np
 from anchor3r.worlds.scenes.scene import TRIANGLE, TWO_SIDED, Scene
 
 
-def cast(scene: Scene, origin: np.ndarray, rays: np.ndarray) -> np.ndarray:
+def cast(scene: Scene, origin: np.ndarray, rays: np.ndarray, reach: float = np.inf) -> np.ndarray:
     """Distances (n,) of the first surface along unit rays (n, 3) from one origin, inf where there is none."""
     nearest = np.full(len(rays), np.inf)
-    for quad in scene.quads:
+    spheres = scene.quads["sphere"]
+    near = np.linalg.norm(spheres[:, :3] - origin, axis=1) - spheres[:, 3] < reach
+    for quad in scene.quads[near]:
         s, t = quad["edge_s"], quad["edge_t"]
         normal = np.cross(s, t)
         towards = rays @ normal
@@ -29,4 +31,4 @@ def cast(scene: Scene, origin: np.ndarray, rays: np.ndarray) -> np.ndarray:
         distance = (-b - np.sqrt(np.maximum(root, 0))) / a
         hit = (root > 0) & (distance > 0.02) & (distance < nearest)
         nearest[hit] = distance[hit]
-    return nearest
+    return np.where(nearest < reach, nearest, np.inf)

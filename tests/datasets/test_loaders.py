@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import cv2
-import miniatures
+import dataset_miniatures as miniatures
 import numpy as np
 import pytest
-from miniatures import MINIATURES, NUM_FRAMES, true_shots
+from dataset_miniatures import MINIATURES, NUM_FRAMES, true_shots
 
 from anchor3r.datasets import DATA_SETS, Recording, open_files
 from anchor3r.geometry import SE3
@@ -131,24 +131,14 @@ def test_waymo_depth_is_where_the_beams_hit(tmp_path: Path) -> None:
 
 def lidar_points(k: int) -> np.ndarray:
     """World points of the beams of frame k, from the world alone."""
-    forward = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
-    shot = true_shots("waymo")[k]
-    world_from_vehicle = shot.true_pose.inverse().matrix() @ np.linalg.inv(
-        miniatures.VEHICLE_FROM_CAMERA @ forward
-    )
+    vehicle_from_camera = miniatures.VEHICLE_FROM_CAMERA @ miniatures.SENSOR_FROM_OPENCV
+    world_from_camera = true_shots("waymo")[k].true_pose.inverse().matrix()
+    world_from_vehicle = world_from_camera @ np.linalg.inv(vehicle_from_camera)
     pose = SE3.from_matrix(world_from_vehicle @ miniatures.VEHICLE_FROM_LIDAR)
     yaw = np.arctan2(miniatures.VEHICLE_FROM_LIDAR[1, 0], miniatures.VEHICLE_FROM_LIDAR[0, 0])
-    azimuth = np.pi * (1 - (2 * np.arange(miniatures.NUM_COLUMNS) + 1) / miniatures.NUM_COLUMNS) - yaw
-    grid = np.stack(np.meshgrid(azimuth, miniatures.INCLINATIONS), -1).reshape(-1, 2)
-    beams = np.stack(
-        [
-            np.cos(grid[:, 0]) * np.cos(grid[:, 1]),
-            np.sin(grid[:, 0]) * np.cos(grid[:, 1]),
-            np.sin(grid[:, 1]),
-        ],
-        -1,
-    )
-    rays = beams @ pose.rotation.T
-    distance = miniatures.cast(miniatures.world("street").scene, pose.translation, rays)
-    hit = distance < 75
-    return pose.translation + rays[hit] * distance[hit, None]
+    around = np.pi * (1 - (2 * np.arange(miniatures.NUM_COLUMNS) + 1) / miniatures.NUM_COLUMNS) - yaw
+    a, up = np.meshgrid(around, miniatures.INCLINATIONS[::-1])
+    beams = np.stack([np.cos(a) * np.cos(up), np.sin(a) * np.cos(up), np.sin(up)], -1)
+    distance = miniatures.lidar_distances(k)
+    hit = np.isfinite(distance)
+    return pose.apply(beams[hit] * distance[hit, None])

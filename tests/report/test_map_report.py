@@ -64,7 +64,7 @@ def looped(tmp_path: Path, street_folder: Path) -> Path:
         good = Loop(event=0, query=10, match=0, state=LoopState.FITS, figures={"similarity": 0.5})
         bad = Loop(event=1, query=9, match=1, state=LoopState.CONTRADICTED, figures={"<script>": 1.0})
         writer.write_loops([(good, []), (bad, [])])
-        writer.write_refinement("offline", made.trajectory(), [], refinement={"accepted": 1})
+        writer.write_refinement("offline", made.trajectory(), [], search=0, summary={"accepted": 1})
     return folder
 
 

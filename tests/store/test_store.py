@@ -384,28 +384,51 @@ def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> 
             scene_map.trajectory("best")
     changed = replace(false_loop, state=LoopState.ACCEPTED_BY_HAND, figures={"excess": 0.5})
     with MapWriter.open(folder) as store:
-        store.write_refinement("offline", refined, [changed])
+        store.write_refinement("offline", refined, [true_loop, changed], search=0)
     with load_map(folder) as scene_map:
         assert scene_map.loops() == [true_loop, changed]
         assert len(scene_map.graph()) == num_windows + 5
 
 
-def test_loops_of_older_maps_hold_texts(tmp_path: Path) -> None:
+def test_maps_of_format_1_are_read_as_they_are_and_upgraded_when_written(tmp_path: Path) -> None:
+    """One search and one refinement, whose verdicts stand in the loops, as texts in the oldest ones."""
     folder = make_map(tmp_path / "m")
     loop = Loop(event=0, query=11, match=1, state=LoopState.FITS, figures={})
+    with load_map(folder) as scene_map:
+        refined = replace(scene_map.trajectory(), covariance=None)
     with MapWriter.open(folder) as store:
         store.write_loops([(loop, [some_edges(11, [0, 1], EdgeKind.LOOP)])])
+        store.write_trajectory("offline", refined)
+        store.write_meta(refinement={"accepted": 0}, loop_search={"identity": {"k": 5}, "complete": True})
     with sqlite3.connect(folder / "map.sqlite") as database:
         database.execute("UPDATE loops SET accepted = 0, reason = 'the map contradicts it'")
-    with load_map(folder) as scene_map:
-        assert scene_map.loops()[0].state is LoopState.CONTRADICTED
-        assert not scene_map.loops()[0].accepted
+        database.execute("ALTER TABLE loops DROP COLUMN search")
+        for table in ("searches", "refinements", "verdicts"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("PRAGMA user_version = 1")
+
+    def check() -> None:
+        with load_map(folder) as scene_map:
+            assert scene_map.loops()[0].state is LoopState.CONTRADICTED
+            assert not (scene_map.graph().edges.kind == EdgeKind.LOOP).any()
+            assert scene_map.refinement("offline").summary == {"accepted": 0}
+            assert scene_map.search_identity(0) == {"k": 5}
+            assert scene_map.trajectory_names()[:2] == ["online", "offline"]
+
+    check()
+    with MapWriter.open(folder) as store:
+        assert store.begin_search({"k": 5}) == (0, True)
+        assert store.begin_search({"k": 10}) == (1, False)
+        store.write_refinement("other", refined, [], search=1)
+    check()
+    with sqlite3.connect(folder / "map.sqlite") as database:
+        assert database.execute("PRAGMA user_version").fetchone()[0] == FORMAT_VERSION
 
 
 def test_every_state_of_a_loop_has_words_of_its_own() -> None:
     texts = [state.text for state in LoopState]
     assert len(set(texts)) == len(texts)
-    assert {s for s in LoopState if s.is_accepted} == {"supported", "fits", "accepted_by_hand"}
+    assert {s for s in LoopState if s.is_accepted} == {"supported", "fits", "unverified", "accepted_by_hand"}
     assert not any(state.is_accepted and state.is_left_out for state in LoopState)
 
 
@@ -448,7 +471,7 @@ def test_point_maps_survive_to_half_precision(scale: float, noise: float, holes:
     points = CAMERA.unproject_map(rng.uniform(0.5, 40, (24, 32)))
     points = (scale * (points + noise * rng.normal(size=points.shape))).astype(np.float32)
     points[rng.random((24, 32)) < holes] = np.nan
-    confidence = rng.uniform(0, 1e6, (24, 32)).astype(np.float32)
+    confidence = rng.uniform(0, 1, (24, 32)).astype(np.float32)
     image = rng.integers(0, 256, (24, 32, 3), np.uint8)
     encoded = encode_points(points, confidence, image, CAMERA)
     if holes < 0.9:
@@ -457,7 +480,7 @@ def test_point_maps_survive_to_half_precision(scale: float, noise: float, holes:
     assert_array_equal(np.isnan(decoded.points_in_camera), np.isnan(points))
     error = np.linalg.norm(decoded.points_in_camera - points, axis=-1)
     assert np.all((error <= HALF_EPS * np.linalg.norm(points, axis=-1)) | np.isnan(error))
-    assert_allclose(decoded.confidence, np.minimum(confidence, 65504), rtol=HALF_EPS)
+    assert_allclose(decoded.confidence, confidence, rtol=HALF_EPS, atol=1e-7)
 
 
 def test_points_beyond_half_range_are_no_points() -> None:

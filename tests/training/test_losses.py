@@ -44,6 +44,7 @@ def make_output(seed: int = 1) -> WindowOutput:
     return WindowOutput(
         poses,
         ages,
+        "current",
         points.requires_grad_(),
         confidence.requires_grad_(),
         torch.zeros(B * S, 1, 4),
@@ -173,7 +174,7 @@ def test_a_batch_of_two_is_the_mean_of_its_halves() -> None:
         )
         rows = slice(k * S, (k + 1) * S)
         half = WindowOutput(
-            [p[rows] for p in output.poses], output.ages[rows], output.points[rows],
+            [p[rows] for p in output.poses], output.ages[rows], output.gauge, output.points[rows],
             output.confidence[rows], output.tokens[rows], None, output.pairs,
         )  # fmt: skip
         halves.append(float(Loss(LossConfig())(half, part)[0]))

@@ -61,7 +61,7 @@ def map_source(
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
-    from anchor3r.predictors.loading import AUTO, AUTO_REASON, load_predictor
+    from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
     from anchor3r.sources.images import PhotoSequence
 
@@ -73,13 +73,11 @@ def map_source(
         beside(out) if view else nullcontext(),
         open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
     ):
-        from anchor3r.pipeline.mapping import MappingRun
+        from anchor3r.pipeline.mapping import MappingRun, predictor_of
 
         if isinstance(frames, PhotoSequence) and not resume:
             _tell_of_photographs(frames)
-        predictor = load_predictor(
-            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
-        )
+        predictor = predictor_of(settings)
         with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
             stream(run)
         summary = run.summary()

@@ -20,7 +20,7 @@ def report(
     Args:
         folder: Folder of the map; it may still be growing.
         out: HTML file to write.
-        poses: online or offline; offline if the map was refined.
+        poses: online, or the name of a refinement; the refined ones if there are any.
     """
     from anchor3r.report.map_outputs import report_map
 

@@ -10,6 +10,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
+from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
 
@@ -25,7 +26,7 @@ class ExportSettings:
     """What of a map is exported, and how."""
 
     poses: str | None = None
-    """online or offline; offline if the map was refined."""
+    """online, or the name of a refinement; the refined ones if there are any."""
     frames: Literal["all", "keyframes"] = "all"
     """All with a pose, or keyframes only: one out of as many as refine takes."""
     component: int | None = None
@@ -35,8 +36,8 @@ class ExportSettings:
     write, hold repeats the pose of the frame before."""
     covariance: bool = False
     """Write the covariance of each pose of a trajectory as well, to OUT.covariance.csv."""
-    confidence: float = 0.0
-    """Leave out points below this confidence."""
+    confidence: float = LIKELY
+    """Leave out points that are less likely than this to be within 5 % of their distance."""
     voxel: float | None = None
     """Keep one point for each cube of this side, in the map's unit; every point if not given."""
     max_points: int | None = None
@@ -120,14 +121,14 @@ def _chosen_part(scene_map: Map, poses: str, settings: ExportSettings, notes: li
         raise Anchor3RError(
             f"{scene_map.folder} has no {poses} poses in component {component}; its components are {parts}"
         )
-    step = _keyframe_interval(scene_map) if settings.frames == "keyframes" else 1
+    step = _keyframe_interval(scene_map, poses) if settings.frames == "keyframes" else 1
     return trajectory.select(slice(None, None, step))
 
 
-def _keyframe_interval(scene_map: Map) -> int:
-    """That of the map's own search for loops, or of one that would be made now."""
-    search = scene_map.meta.get("loop_search", {}).get("identity", {})
-    return search.get("keyframe_interval", RefineSettings.keyframe_interval)
+def _keyframe_interval(scene_map: Map, poses: str) -> int:
+    """That of the refinement which made the poses, or of one that would be made now."""
+    made = {refinement.name: refinement.settings for refinement in scene_map.refinements()}
+    return made.get(poses, {}).get("keyframe_interval", RefineSettings.keyframe_interval)
 
 
 def _write_trajectory(chosen: Selection, out: Path, format: str, settings: ExportSettings) -> str:
@@ -212,7 +213,7 @@ def _write_project(
 def _write_graph(chosen: Selection, out: Path) -> str:
     from anchor3r.export.g2o import write_pose_graph
 
-    count = write_pose_graph(out, chosen.scene_map.graph(), chosen.trajectory)
+    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
     return f"{len(chosen.trajectory)} poses and {count} edges"
 
 

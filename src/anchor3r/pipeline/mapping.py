@@ -52,9 +52,7 @@ def map_source(
     """
     settings = settings or MapSettings()
     if predictor is None:
-        predictor = load_predictor(
-            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
-        )
+        predictor = predictor_of(settings)
     opened: AbstractContextManager[Source] = (
         nullcontext(source)
         if isinstance(source, Source)
@@ -70,6 +68,19 @@ def map_source(
     if summary["failure"] is not None:
         raise Anchor3RError(summary["failure"])
     return summary
+
+
+def predictor_of(settings: MapSettings) -> Predictor:
+    """The predictor that settings name, as they say it is run."""
+    return load_predictor(
+        settings.predictor,
+        window=settings.window,
+        seed=settings.seed,
+        every=settings.every,
+        device=settings.device,
+        dtype=settings.dtype,
+        compile=settings.compile,
+    )
 
 
 class MappingRun:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Precision of a network's backbone and cache; its heads and correlations are float32 always."""
 
 
 class WindowStatus(StrEnum):
@@ -47,7 +50,8 @@ class WindowPrediction:
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None
-    """(h, w)"""
+    """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; None if all
+    are as sure as can be."""
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0

@@ -202,10 +202,11 @@ def _open_loops(residuals: Residuals, config: DiagnosisConfig) -> Iterator[str]:
 
 
 def _loops(scene_map: Map) -> Iterator[str]:
-    if "refinement" not in scene_map.meta:
+    refinements = scene_map.refinements()
+    if not refinements:
         yield "the map was not refined: loops are open and poses are those found on the way (anchor3r refine)"
         return
-    last = scene_map.meta.get("loop_search", {}).get("identity", {}).get("last_frame")
+    last = refinements[-1].summary.get("last_frame")
     if last is not None and last < int(scene_map.frames().index[-1]):
         yield f"the map has grown since it was refined (frame {last}); refine it again"
 

@@ -25,6 +25,8 @@ ONLINE = "online"
 """Name of the poses that the mapper itself found."""
 OFFLINE = "offline"
 """Name that a refinement gives its poses."""
+CONFIDENCE_KEY = "points_confidence"
+"""Of the table meta, in maps whose points have probabilities as confidences; without it they are older."""
 POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
@@ -40,15 +42,33 @@ _REPLAYED: dict[str, dict[str, np.dtype | None]] = {
 
 
 def best_poses(names: Iterable[str]) -> str:
-    """Of a map's poses the refined ones, or the online ones if it was not refined."""
-    return OFFLINE if OFFLINE in names else ONLINE
+    """Of a map's poses those called offline, else those that were refined last, else the online ones.
+
+    names: as `Map.trajectory_names` gives them.
+    """
+    known = list(names)
+    return OFFLINE if OFFLINE in known else [ONLINE, *known][-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """How the poses of one name were made from a map."""
+
+    name: str
+    """By which `Map.trajectory` gives its poses."""
+    settings: dict[str, Any]
+    """Everything that the user could choose (JSON)."""
+    summary: dict[str, Any]
+    """What came out: counts, motions, the solver's report (JSON)."""
+    search: int | None
+    """Number of the search whose loops it uses; None without loops."""
 
 
 class LoopState(StrEnum):
     """What became of a loop event.
 
     An event is measured first; if its measurements agree with each other, the pose graph judges it, anew in
-    every refinement; the user has the last word.
+    every refinement; the user has the last word. The paper's averaging takes events without verification.
     """
 
     UNRELATED = "unrelated"
@@ -59,6 +79,7 @@ class LoopState(StrEnum):
     FITS = "fits"
     SCATTERED = "scattered"
     CONTRADICTED = "contradicted"
+    UNVERIFIED = "unverified"
     ACCEPTED_BY_HAND = "accepted_by_hand"
     REJECTED_BY_HAND = "rejected_by_hand"
 
@@ -70,7 +91,17 @@ class LoopState(StrEnum):
     @property
     def is_accepted(self) -> bool:
         """Whether the event's edges take part in the map."""
-        return self in (LoopState.SUPPORTED, LoopState.FITS, LoopState.ACCEPTED_BY_HAND)
+        return self in (
+            LoopState.SUPPORTED,
+            LoopState.FITS,
+            LoopState.UNVERIFIED,
+            LoopState.ACCEPTED_BY_HAND,
+        )
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user has decided."""
+        return self in (LoopState.ACCEPTED_BY_HAND, LoopState.REJECTED_BY_HAND)
 
     @property
     def is_left_out(self) -> bool:
@@ -92,6 +123,7 @@ _LOOP_TEXTS = {
     LoopState.FITS: "no neighbour, but the map agrees",
     LoopState.SCATTERED: "its own edges disagree about the map",
     LoopState.CONTRADICTED: "the map contradicts it",
+    LoopState.UNVERIFIED: "taken without verification",
     LoopState.ACCEPTED_BY_HAND: "accepted by hand",
     LoopState.REJECTED_BY_HAND: "rejected by hand",
 }
@@ -299,12 +331,13 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
     )  # fmt: skip
 
 
-def loop_row(loop: Loop) -> TableRow:
-    return TableRow("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
+def loop_row(loop: Loop, search: int) -> TableRow:
+    values = {"event": loop.event, "query": loop.query, "match": loop.match, "search": search}
+    return TableRow("loops", values | verdict(loop))
 
 
 def verdict(loop: Loop) -> dict[str, Any]:
-    """The columns of a loop event that a refinement changes."""
+    """The columns that say what became of a loop event."""
     return {
         "accepted": int(loop.accepted), "reason": loop.state.value, "figures": json.dumps(dict(loop.figures))
     }  # fmt: skip

@@ -71,6 +71,10 @@ class Trainer:
         network.gradient_checkpointing = recipe.gradient_checkpointing
         if recipe.init is not None:
             load_tensors(network, read_tensors(recipe.init)[0], source=recipe.init)
+        if recipe.encoder_init is not None:
+            network.load_encoder(recipe.encoder_init)
+        for part in network.encoder_parts if recipe.freeze_encoder else ():
+            part.requires_grad_(False)
         self.model = distribute(network, recipe.sharding, group)
         self.optimiser = make_optimiser(self.model, recipe)
         self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -163,6 +167,9 @@ class Trainer:
         """Scores the averaged weights on held-out clips and keeps the best; every process takes part."""
         with _Swapped(self.model, self.ema):
             scores = validate(self.model, self.recipe, self.group)
+        if scores is None:
+            self.export(self.config.out / "best.safetensors")
+            return
         if self.journal is not None:
             self.journal.log(self.step, {f"val/{k}": v for k, v in scores.numbers.items()})
             self.journal.draw(self.step, scores.picture)
@@ -224,7 +231,8 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     config = recipe.optimiser
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
+        if parameter.requires_grad:
+            groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
     return torch.optim.AdamW(
         [
             {

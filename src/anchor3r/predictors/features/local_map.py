@@ -167,16 +167,14 @@ class LocalMap:
         What the others are off by is the noise that covariances are stated with. Points that were lost before
         their depth was known go as well: nothing would find them again.
         """
-        mature, seen = self.points.mature, self.seen()
-        believed: list[Array] = [np.empty(0)]
-        for k in range(len(self)):
-            which = np.flatnonzero(seen[k] & mature)
-            errors = reprojection_errors(
-                self.poses[k], camera, self.points.position[which], self.observed[k, which]
-            )
-            self.observed[k, which[errors > max_error_px]] = np.nan
-            believed.append(errors[errors <= max_error_px])
-        self.noise_variance = noise_variance(np.concatenate(believed))
+        mature = self.points.mature
+        keyframe, point = np.nonzero(self.seen() & mature)
+        errors = reprojection_errors(
+            self.poses[keyframe], camera, self.points.position[point], self.observed[keyframe, point]
+        )
+        wrong = errors > max_error_px
+        self.observed[keyframe[wrong], point[wrong]] = np.nan
+        self.noise_variance = noise_variance(errors[~wrong])
         seen = self.seen()
         self.points.followed &= seen[-1] | ~mature
         self.keep_points(np.where(mature, seen.sum(axis=0) >= 2, self.points.followed))

@@ -152,18 +152,23 @@ def _without_outliers(local_map: LocalMap, camera: Array, config: FeaturesConfig
     mature = points.mature[which]
     good = reprojection_errors(posed.pose, camera, points.position[which], pixel) < config.max_error_px
     good |= ~mature
-    for home in np.unique(points.home[which[~mature]]):
-        row = int(np.searchsorted(local_map.frames, home))
-        young = np.flatnonzero(~mature & (points.home[which] == home))
-        position, error, parallax = triangulate(
-            np.stack([local_map.poses.rotation[row], posed.pose.rotation]),
-            np.stack([local_map.poses.translation[row], posed.pose.translation]),
-            camera, np.stack([local_map.observed[row, which[young]], pixel[young]]), _TRIANGULATION_STEPS,
-        )  # fmt: skip
-        measured = parallax > _MEASURABLE_RAD
-        fits = measured & (error < config.max_error_px)
-        points.position[which[young[fits]]] = position[fits]
-        good[young[measured & ~fits]] = False
+    young = np.flatnonzero(~mature)
+    home = np.searchsorted(local_map.frames, points.home[which[young]])
+    # Each by the keyframe that it was first seen in and this frame.
+    observed = np.full((len(local_map) + 1, len(young), 2), np.nan)
+    observed[home, np.arange(len(young))] = local_map.observed[home, which[young]]
+    observed[-1] = pixel[young]
+    position, error, parallax = triangulate(
+        np.concatenate([local_map.poses.rotation, posed.pose.rotation[None]]),
+        np.concatenate([local_map.poses.translation, posed.pose.translation[None]]),
+        camera,
+        observed,
+        _TRIANGULATION_STEPS,
+    )
+    measured = parallax > _MEASURABLE_RAD
+    fits = measured & (error < config.max_error_px)
+    points.position[which[young[fits]]] = position[fits]
+    good[young[measured & ~fits]] = False
     return Posed(posed.pose, posed.information, which[good], pixel[good], pixel[~good])
 
 

@@ -52,16 +52,27 @@ class Shot:
 @lru_cache(maxsize=4)
 def world(kind: str) -> World:
     motion = "driving" if kind == "street" else "handheld"
-    return make_world(
-        WorldConfig(seed=4, kind=kind, motion=motion, frames=NUM_FRAMES * STEP, samples=1, noise=0)
-    )
+    config = WorldConfig(seed=4, kind=kind, motion=motion, frames=160, samples=1, noise=0)
+    return make_world(config)
+
+
+@lru_cache(maxsize=4)
+def stretch(kind: str) -> list[int]:
+    """The frames of the world where the camera turns most: shifts are unseen on a straight drive."""
+    poses, length = world(kind).camera_from_world, NUM_FRAMES * STEP
+    if kind != "street":
+        return list(range(0, length, STEP))
+    ahead = poses.rotation[:, 2]
+    turned = [ahead[k] @ ahead[k + length - 1] for k in range(len(poses) - length)]
+    first = int(np.argmin(turned))
+    return list(range(first, first + length, STEP))
 
 
 @lru_cache(maxsize=16)
 def shots_of(kind: str, camera: Pinhole) -> tuple[Shot, ...]:
     place = world(kind)
     shots = []
-    for k in range(0, NUM_FRAMES * STEP, STEP):
+    for k in stretch(kind):
         pose = place.camera_from_world[k]
         seen = render(place.scene, pose, camera, Sensor(exposure=float(place.exposure[0])), 2)
         shots.append(Shot(seen.image, seen.depth_m, pose.matrix(), pose, camera))
@@ -311,21 +322,29 @@ def aria_rays(size: int) -> np.ndarray:
     return rays.reshape(size, size, 3)
 
 
+@lru_cache(maxsize=NUM_FRAMES)
+def aria_view(k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fisheye picture and distances of frame k."""
+    place, rays = world("room"), aria_rays(ARIA_SIZE)
+    pose = place.camera_from_world[stretch("room")[k]]
+    world_from_camera = pose.inverse().matrix() @ np.linalg.inv(SIDEWAYS_FROM_UPRIGHT)
+    turned = rays.reshape(-1, 3) @ world_from_camera[:3, :3].T
+    distance = cast(place.scene, world_from_camera[:3, 3], turned).reshape(ARIA_SIZE, ARIA_SIZE)
+    wide = Pinhole.from_fov(125, 640, 640)
+    sensor = Sensor(exposure=float(place.exposure[0]))
+    seen = render(place.scene, SE3.from_matrix(np.linalg.inv(world_from_camera)), wide, sensor)
+    pixel = wide.project(rays).astype(np.float32)
+    return cv2.remap(seen.image, pixel[..., 0], pixel[..., 1], cv2.INTER_LINEAR), distance
+
+
 def ase(root: Path, shots: tuple[Shot, ...]) -> None:
     """The upright cameras of the shots, held sideways as on the glasses, with a fisheye."""
-    scene, rays = root / "0", aria_rays(ARIA_SIZE)
+    scene = root / "0"
     lines = ["graph_uid,tracking_timestamp_us,utc_timestamp_ns,tx,ty,tz,qx,qy,qz,qw"]
-    wide = Pinhole.from_fov(125, 640, 640)
     for k, shot in enumerate(shots):
-        world_from_camera = shot.true_pose.inverse().matrix() @ np.linalg.inv(SIDEWAYS_FROM_UPRIGHT)
-        turned = rays.reshape(-1, 3) @ world_from_camera[:3, :3].T
-        distance = cast(world("room").scene, world_from_camera[:3, 3], turned).reshape(ARIA_SIZE, ARIA_SIZE)
+        fisheye, distance = aria_view(k)
         units = np.where(np.isfinite(distance), np.round(1000 * distance * shot.depth_factor), 65535)
         _save(scene / f"depth/depth{k:07d}.png", units.astype(np.uint16))
-        seen = render(world("room").scene, SE3.from_matrix(np.linalg.inv(world_from_camera)), wide,
-                      Sensor(exposure=float(world("room").exposure[0])))  # fmt: skip
-        pixel = wide.project(rays).astype(np.float32)
-        fisheye = cv2.remap(seen.image, pixel[..., 0], pixel[..., 1], cv2.INTER_LINEAR)
         _jpg(scene / f"rgb/vignette{k:07d}.jpg", fisheye)
         given = shot.cam2world @ np.linalg.inv(SIDEWAYS_FROM_UPRIGHT) @ np.linalg.inv(DEVICE_FROM_CAMERA)
         numbers = [*given[:3, 3].tolist(), *Rotation.from_matrix(given[:3, :3]).as_quat().tolist()]
@@ -356,30 +375,36 @@ VEHICLE_FROM_CAMERA[:3, 3] = 1.5, 0.02, 2.1
 VEHICLE_FROM_LIDAR = np.eye(4)
 VEHICLE_FROM_LIDAR[:3, :3] = Rotation.from_euler("xyz", [0.01, 0.02, 2.6]).as_matrix()
 VEHICLE_FROM_LIDAR[:3, 3] = 1.4, 0.0, 2.18
-INCLINATIONS = np.sort(np.linspace(-0.35, 0.2, 40) + 0.003 * np.sin(np.arange(40)))
-NUM_COLUMNS = 400
+INCLINATIONS = np.sort(np.linspace(-0.35, 0.2, 32) + 0.003 * np.sin(np.arange(32)))
+NUM_COLUMNS = 480
+LIDAR_REACH_M = 75
+SENSOR_FROM_OPENCV = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
+"""x forward, y left, z up."""
+
+
+@lru_cache(maxsize=NUM_FRAMES)
+def lidar_distances(k: int) -> np.ndarray:
+    """(rows, columns) of the range image of frame k, inf beyond the lidar's reach."""
+    azimuth = np.pi - 2 * np.pi * (np.arange(NUM_COLUMNS) + 0.5) / NUM_COLUMNS
+    azimuth = azimuth - np.arctan2(VEHICLE_FROM_LIDAR[1, 0], VEHICLE_FROM_LIDAR[0, 0])
+    up = INCLINATIONS[::-1][:, None]
+    beams = [np.cos(azimuth) * np.cos(up), np.sin(azimuth) * np.cos(up), np.sin(up) + 0 * azimuth]
+    pose = world("street").camera_from_world[stretch("street")[k]].inverse().matrix()
+    world_from_lidar = pose @ np.linalg.inv(VEHICLE_FROM_CAMERA @ SENSOR_FROM_OPENCV) @ VEHICLE_FROM_LIDAR
+    rays = np.stack(beams, -1).reshape(-1, 3) @ world_from_lidar[:3, :3].T
+    distance = cast(world("street").scene, world_from_lidar[:3, 3], rays, reach=LIDAR_REACH_M)
+    return distance.reshape(len(up), NUM_COLUMNS)
 
 
 def waymo(root: Path, shots: tuple[Shot, ...]) -> None:
     """Vehicle poses follow from the camera's; the lidar sees the world by casting its beams."""
-    forward = np.array(
-        [[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]]
-    )  # camera axes from OpenCV's
-    place, columns = world("street"), np.arange(NUM_COLUMNS)
-    correction = np.arctan2(VEHICLE_FROM_LIDAR[1, 0], VEHICLE_FROM_LIDAR[0, 0])
-    azimuth = np.pi - 2 * np.pi * (columns + 0.5) / NUM_COLUMNS - correction
-    up = INCLINATIONS[::-1][:, None]
-    beams = np.stack(
-        [np.cos(azimuth) * np.cos(up), np.sin(azimuth) * np.cos(up), np.sin(up) + 0 * azimuth], -1
-    )
     images, sweeps, top_poses, vehicle = [], [], [], []
     for k, shot in enumerate(shots):
         key = {
             "key.segment_context_name": SEGMENT,
             "key.frame_timestamp_micros": 1_500_000_000_000_000 + 100_000 * k,
         }
-        to_vehicle = np.linalg.inv(VEHICLE_FROM_CAMERA @ forward)
-        given, true = shot.cam2world @ to_vehicle, shot.true_pose.inverse().matrix() @ to_vehicle
+        given = shot.cam2world @ np.linalg.inv(VEHICLE_FROM_CAMERA @ SENSOR_FROM_OPENCV)
         jpeg = io.BytesIO()
         Image.fromarray(shot.image).save(jpeg, "JPEG", quality=98, subsampling=0)
         images.append(
@@ -390,13 +415,9 @@ def waymo(root: Path, shots: tuple[Shot, ...]) -> None:
                 "[CameraImageComponent].pose.transform": given.ravel().tolist(),
             }
         )
-        world_from_lidar = true @ VEHICLE_FROM_LIDAR
-        distance = cast(
-            place.scene, world_from_lidar[:3, 3], beams.reshape(-1, 3) @ world_from_lidar[:3, :3].T
-        )
-        values = np.zeros((len(up), NUM_COLUMNS, 4), np.float32)
-        hit = distance < 75
-        values[..., 0] = np.where(hit, distance * shot.depth_factor, -1).reshape(len(up), -1)
+        distance = lidar_distances(k)
+        values = np.zeros((*distance.shape, 4), np.float32)
+        values[..., 0] = np.where(np.isfinite(distance), distance * shot.depth_factor, -1)
         component = "[LiDARComponent].range_image_return1"
         sweeps.append(
             key
@@ -407,7 +428,7 @@ def waymo(root: Path, shots: tuple[Shot, ...]) -> None:
             }
         )
         yaw, pitch, roll = Rotation.from_matrix(given[:3, :3]).as_euler("ZYX")
-        pixel = np.tile([roll, pitch, yaw, *given[:3, 3]], (len(up), NUM_COLUMNS, 1))
+        pixel = np.tile([roll, pitch, yaw, *given[:3, 3]], (len(INCLINATIONS), NUM_COLUMNS, 1))
         component = "[LiDARPoseComponent].range_image_return1"
         top_poses.append(
             key
@@ -574,7 +595,7 @@ MINIATURES: dict[str, Miniature] = {
     "vkitti2": Miniature(vkitti2, "street", quantum_m=1e-2),
     "ase": Miniature(ase, camera=CENTRED, quantum_m=1e-3),
     "spring": Miniature(spring, "open"),
-    "waymo": Miniature(waymo, "street"),
+    "waymo": Miniature(waymo, "street", Pinhole(168.0, 172.0, 90.8, 74.9, 192, 144)),
     "blendedmvs": Miniature(blendedmvs, "open"),
     "co3d": Miniature(co3d, relative=2**-11),
     "megadepth": Miniature(megadepth, "open"),
