@@ -441,7 +441,7 @@ class TestWords:
     ) -> None:
         now = 100.0
         monkeypatch.setattr(progress_module.time, "monotonic", lambda: now)
-        with progress("refining", None, "frames") as advance:
+        with progress("refining", None, "") as advance:
             advance(0, "describing keyframes", 40)
             now += 20
             advance(40, "describing keyframes", 40)
@@ -449,8 +449,8 @@ class TestWords:
             now += 11
             advance(11, "measuring loops", 30)
         assert capsys.readouterr().err.splitlines() == [
-            "describing keyframes: 40 of 40 frames, 2.0 frames/s, 0:00 left",
-            "measuring loops: 11 of 30 frames, 1.0 frames/s, 0:19 left",
+            "describing keyframes: 40 of 40, 2.0/s, 0:00 left",
+            "measuring loops: 11 of 30, 1.0/s, 0:19 left",
         ]
 
 

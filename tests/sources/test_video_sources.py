@@ -175,7 +175,7 @@ def test_a_truncated_video_is_an_error_that_says_what_is_left(tmp_path: Path) ->
     path.write_bytes(data[: int(0.9 * len(data))])
     with pytest.raises(Anchor3RError, match=r"is truncated: (\d+) of its 40 frames.*stop") as raised:
         open_source(str(path))
-    num_left = int(str(raised.value).split("--stop ")[1])
+    num_left = int(str(raised.value).split("with stop ")[1])
     assert 0 < num_left < 40
     frames = list(open_source(str(path), stop=num_left))
     assert len(frames) >= num_left - 4, "the last ones may need data that is gone"

@@ -21,7 +21,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(label: str, total: int | None, unit: str) -> Iterator[Advance]:
-    """Yields `advance(done, label)`, where `done` counts from 0 to `total` (None: not known).
+    """Yields `advance(done, label)`, where `done` counts from 0 to `total` (None: not known) in units.
 
     A new label with another total is a new stage, whose rate and remaining time are its own. While kernels
     are compiled, which the first run after an installation waits for, the bar says so.
@@ -55,7 +55,7 @@ def _bar(label: str, total: int | None, unit: str) -> Iterator[Shown]:
         """Units a second over the last seconds."""
 
         def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:.1f} {unit}/s" if task.speed else "")
+            return Text(f"{task.speed:.1f} {unit}/s".replace(" /s", "/s") if task.speed else "")
 
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), RateColumn()]
     columns += [TimeElapsedColumn(), TimeRemainingColumn()]
@@ -104,9 +104,10 @@ def _lines(label: str, total: int | None, unit: str) -> Iterator[Shown]:
 
 def _line(label: str, done: int, total: int | None, rate: float, unit: str) -> str:
     """mapping: 120 of 600 frames, 4.0 frames/s, 2:00 left"""
-    parts = [f"{label}: {done} {unit}" if total is None else f"{label}: {done} of {total} {unit}"]
+    counted = f"{done}" if total is None else f"{done} of {total}"
+    parts = [f"{label}: {counted} {unit}".rstrip()]
     if rate > 0:
-        parts.append(f"{rate:.1f} {unit}/s")
+        parts.append(f"{rate:.1f} {unit}/s" if unit else f"{rate:.1f}/s")
         if total is not None:
             minutes, seconds = divmod(round((total - done) / rate), 60)
             parts.append(f"{minutes}:{seconds:02} left")

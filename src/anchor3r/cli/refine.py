@@ -56,7 +56,7 @@ def refine(
 @contextmanager
 def refining_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Shows how far each stage of a refinement has come: `show(stage, done, total)`."""
-    with progress("refining", None, "frames") as advance:
+    with progress("refining", None, "") as advance:
         yield lambda stage, done, total: advance(done, _STAGES.get(stage, stage), total)
 
 

@@ -7,18 +7,20 @@ image sees what the next one does. That holds for any predictor, and for images 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Source
-from anchor3r.store import Map
+from anchor3r.store import FrameTable, Map
 
 Image = NDArray[np.uint8]
+ReadImage = Callable[[int], Image]
 _SAMPLED_PAIRS = 8
 """Neighbours that are looked at, spread over the frames in question."""
 _MATCHING_SIDE = 640
@@ -35,6 +37,8 @@ _WIDE_SHIFT = 0.2
 """Of the diagonal: matches of consecutive video frames move by some percent of it, by more than this only
 between photographs."""
 _FEW_FRAMES = 5
+_EXAMINED_GAPS = 10
+"""Runs of frames without a pose whose images are compared, the longest ones first."""
 
 
 class Cause(StrEnum):
@@ -45,7 +49,9 @@ class Cause(StrEnum):
     NO_MOTION = "no motion"
     NO_OVERLAP = "no overlap"
     NO_PARALLAX = "no parallax"
-    UNKNOWN = "not known"
+    LOST = "tracking was lost"
+    NO_ANCHOR = "after the last anchor"
+    UNKNOWN = "cause not known"
 
 
 REMEDIES = {
@@ -56,7 +62,10 @@ REMEDIES = {
     "--stride; for photographs in no order use a photogrammetry program such as COLMAP",
     Cause.NO_PARALLAX: "the images move, but nothing tells near from far: does the camera only turn, or look "
     "at something flat or far away? Move it sideways; if the lens is unusual, state it (--intrinsics, --fov)",
-    Cause.UNKNOWN: "the images are no longer at hand, so that nothing more can be said",
+    Cause.LOST: "the images move and overlap, but no relation to earlier ones was found: are there blur, "
+    "flashes or moving things?",
+    Cause.NO_ANCHOR: "take frames up to the next anchor, or a smaller --every",
+    Cause.UNKNOWN: "the images are not at hand to look into it",
 }
 
 
@@ -92,20 +101,28 @@ class Gap:
         return f"{which}: {self.cause}"
 
 
-def gaps_of(scene_map: Map, *, placed: NDArray[np.int64] | None = None) -> list[Gap]:
-    """All frames of a map without an online pose, in runs, each with its cause."""
-    frames = scene_map.frames().index
-    placed = scene_map.trajectory().frames if placed is None else placed
-    missing = np.flatnonzero(~np.isin(frames, placed))
-    images = _Images(scene_map)
-    gaps = []
-    for _, run in groupby(enumerate(missing.tolist()), lambda pair: pair[1] - pair[0]):
-        rows = [row for _, row in run]
-        cause = images.cause(frames, rows, is_whole=len(rows) == len(frames))
-        gaps.append(
-            Gap(first=int(frames[rows[0]]), last=int(frames[rows[-1]]), num_frames=len(rows), cause=cause)
-        )
-    return gaps
+def gaps_of(scene_map: Map) -> list[Gap]:
+    """All frames of a map without an online pose, in runs, each with its cause.
+
+    Only the longest runs are looked into: comparing images takes time.
+    """
+    table = scene_map.frames()
+    missing = np.flatnonzero(~np.isin(table.index, scene_map.trajectory().frames))
+    if not len(missing):
+        return []
+    runs = np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1)
+    longest = sorted(map(len, runs), reverse=True)[:_EXAMINED_GAPS][-1]
+    every = (scene_map.meta.get("loaded_as") or {}).get("every", 1)
+    with _images_of(scene_map) as read:
+        return [
+            Gap(
+                first=int(table.index[rows[0]]),
+                last=int(table.index[rows[-1]]),
+                num_frames=len(rows),
+                cause=_cause(table, rows, every, read if len(rows) >= longest else None),
+            )
+            for rows in runs
+        ]
 
 
 def separate_photographs(source: Source) -> str | None:
@@ -140,29 +157,33 @@ def cause_of(overlaps: Sequence[Overlap], first_with_last: Overlap) -> Cause:
     return Cause.NO_PARALLAX
 
 
-class _Images:
-    """Reads the images of a map's frames, from its own copies or from its source."""
+@contextmanager
+def _images_of(scene_map: Map) -> Iterator[ReadImage | None]:
+    """Reads images of a map: its own copies, or those of its source; None where neither is at hand."""
+    if scene_map.keeps_images():
+        yield scene_map.image
+        return
+    with scene_map.original_source() as source:
+        yield None if source is None else lambda index: source.read(index).image
 
-    def __init__(self, scene_map: Map) -> None:
-        self._map = scene_map
 
-    def cause(self, frames: NDArray[np.int64], rows: list[int], *, is_whole: bool) -> Cause:
-        if is_whole and len(rows) < _FEW_FRAMES:
-            return Cause.TOO_FEW_FRAMES
-        # The frame before shows whether the first one still sees what was seen.
-        chosen = frames[max(rows[0] - 1, 0) : rows[-1] + 1].tolist()
-        overlaps = list(_sampled_overlaps(chosen, self._read))
-        if not overlaps:
-            return Cause.UNKNOWN
-        return cause_of(overlaps, overlap_of(self._read(chosen[0]), self._read(chosen[-1])))
-
-    def _read(self, index: int) -> Image:
-        if self._map.keeps_images():
-            return self._map.image(index)
-        with self._map.original_source() as source:
-            if source is None:
-                raise Anchor3RError(f"{self._map.folder} keeps no images and its source is gone")
-            return source.read(index).image
+def _cause(table: FrameTable, rows: NDArray[np.int64], every: int, read: ReadImage | None) -> Cause:
+    """Of a run of rows without a pose; `every` so many frames are anchors."""
+    if len(rows) == len(table) and len(table) < _FEW_FRAMES:
+        return Cause.TOO_FEW_FRAMES
+    if rows[-1] == len(table) - 1 and len(rows) < every:
+        return Cause.NO_ANCHOR
+    if read is None:
+        return Cause.UNKNOWN
+    # The frame before shows whether the first one still sees what was seen.
+    chosen = table.index[max(rows[0] - 1, 0) : rows[-1] + 1].tolist()
+    overlaps = list(_sampled_overlaps(chosen, read))
+    if not overlaps:
+        return Cause.UNKNOWN
+    cause = cause_of(overlaps, overlap_of(read(chosen[0]), read(chosen[-1])))
+    if cause is Cause.NO_PARALLAX and np.all(table.status[rows] == WindowStatus.LOST.value):
+        return Cause.LOST
+    return cause
 
 
 def _sampled_overlaps(frames: Sequence[int], read: Callable[[int], Image]) -> Iterator[Overlap]:

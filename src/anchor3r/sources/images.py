@@ -92,7 +92,7 @@ class PhotoSequence(ImageSequence):
         super().__init__(uri, wanted, paths)
         if any(os.path.splitext(path)[1].lower() in _HEIF_SUFFIXES for path in paths):
             optional_library(
-                "pillow_heif", extra="heic", purpose=f"{uri} has HEIC images, which"
+                "pillow_heif", extra="heic", purpose=f"reading the HEIC images of {uri}"
             ).register_heif_opener()
         try:
             self._begun_s = read_photo(paths[self.wanted.start])[1].taken_s
