@@ -376,7 +376,7 @@ VEHICLE_FROM_LIDAR = np.eye(4)
 VEHICLE_FROM_LIDAR[:3, :3] = Rotation.from_euler("xyz", [0.01, 0.02, 2.6]).as_matrix()
 VEHICLE_FROM_LIDAR[:3, 3] = 1.4, 0.0, 2.18
 INCLINATIONS = np.sort(np.linspace(-0.35, 0.2, 32) + 0.003 * np.sin(np.arange(32)))
-NUM_COLUMNS = 480
+NUM_COLUMNS = 240
 LIDAR_REACH_M = 75
 SENSOR_FROM_OPENCV = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
 """x forward, y left, z up."""

@@ -26,9 +26,9 @@ RANDOM_POSES = 4
 RANDOM_TURN_RAD = 0.3
 """Of the random poses, beside a translation of the given length in a random direction."""
 BETTER = 0.95
-"""A mistake is only blamed if undoing it lowers the error by more than this factor …"""
-SIGNIFICANCE = 2.0
-"""… and by so many standard errors over the pairs."""
+"""A mistake is only blamed if undoing it lowers the median error by more than this factor …"""
+MOST_PAIRS = 0.75
+"""… and lowers it in this part of the pairs: pairs that hardly overlap say nothing."""
 MIN_MATCHES = 12
 """Pairs with fewer are left out."""
 DEPTH_CHANCE = 0.2
@@ -71,9 +71,9 @@ class CheckResult:
     """What was measured, as the data set has it and with random poses: photometric and depth error, or the
     distance to epipolar lines."""
     given: float
-    """Mean error as the data set has it, as a part of what chance gives."""
+    """Median error as the data set has it, as a part of what chance gives."""
     random: float
-    """Mean error of random poses."""
+    """Median error of random poses."""
     mistakes: dict[str, float]
     """Error of each common mistake, undone."""
     blamed: str | None
@@ -127,9 +127,9 @@ def check_recordings(
     }
     result = CheckResult(
         figures={name: (a, b) for name, (a, b) in figures.items()},
-        given=float(given.mean()),
-        random=float(np.mean(random)),
-        mistakes={name: float(e.mean()) for name, e in errors.items()},
+        given=float(np.median(given)),
+        random=float(np.median(random)),
+        mistakes={name: float(np.median(e)) for name, e in errors.items()},
         blamed=_blamed(given, errors),
         num_pairs=len(kept),
     )
@@ -137,12 +137,10 @@ def check_recordings(
 
 
 def _blamed(given: NDArray[Any], errors: dict[str, NDArray[Any]]) -> str | None:
-    """The mistake whose undoing lowers the error most, if it does so beyond chance."""
-    name = min(errors, key=lambda key: errors[key].mean())
-    gain = given - errors[name]
-    spread = gain.std(ddof=1) / np.sqrt(len(gain))
-    better = errors[name].mean() < BETTER * given.mean() and gain.mean() > SIGNIFICANCE * spread
-    return name if better else None
+    """The mistake whose undoing lowers the error most, if it does so clearly and in most pairs."""
+    name = min(errors, key=lambda key: float(np.median(errors[key])))
+    better = np.median(errors[name]) < BETTER * np.median(given)
+    return name if better and (errors[name] < given).mean() >= MOST_PAIRS else None
 
 
 def _pairs(recording: Recording, count: int, rng: np.random.Generator) -> list[Pair]:
