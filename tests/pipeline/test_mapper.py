@@ -335,7 +335,7 @@ def test_a_live_source_goes_on_in_a_new_component(tmp_path: Path) -> None:
         source = LiveToy(14)
         updates = list(Mapper(GroundTruthPredictor(NOISY), store).run(source))
     assert [update.frame for update in updates] == [10, 11, 12, 13]
-    with load_map(tmp_path / "m") as made:
-        trajectory = made.trajectory()
+    with load_map(tmp_path / "m") as scene_map:
+        trajectory = scene_map.trajectory()
     assert trajectory.component.tolist() == [0] * 10 + [1] * 4
     assert_array_equal(trajectory.center[10], trajectory.center[9])

@@ -9,8 +9,11 @@ from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import (
     CALIBRATION_SIZE,
     adjust_pose,
+    calibration_jacobian,
     calibration_vector,
-    jacobians_of,
+    gradient_of,
+    point_jacobian,
+    pose_jacobian,
     project,
     rays,
     reprojection_errors,
@@ -46,7 +49,7 @@ def test_rays_undo_projection(scene: tuple) -> None:
 
 def _error(camera: np.ndarray, pose: SE3, point: np.ndarray) -> np.ndarray:
     out = np.empty(5)
-    assert residual_of(pose.rotation, pose.translation, camera, point, np.zeros(2), out)
+    assert residual_of(pose.rotation, pose.translation, camera, point, 0.0, 0.0, out)
     return out
 
 
@@ -55,7 +58,11 @@ def test_jacobians_match_finite_differences(scene: tuple, which: str) -> None:
     poses, points, _ = scene
     pose, point, step = poses[3], points[0], 1e-6
     jp, jx, jc = np.empty((2, 6)), np.empty((2, 3)), np.empty((2, CALIBRATION_SIZE))
-    jacobians_of(CAMERA, _error(CAMERA, pose, point), pose.rotation, jp, jx, jc)
+    residual, gradient = _error(CAMERA, pose, point), np.empty((2, 3))
+    gradient_of(CAMERA, residual, gradient)
+    pose_jacobian(residual, gradient, jp)
+    point_jacobian(pose.rotation, gradient, jx)
+    calibration_jacobian(CAMERA, residual, jc)
     analytic = {"pose": jp, "point": jx, "calibration": jc}[which]
 
     def moved(delta: np.ndarray) -> np.ndarray:
@@ -66,7 +73,9 @@ def test_jacobians_match_finite_differences(scene: tuple, which: str) -> None:
             camera[:2] *= np.exp(delta[0])
             camera[2:] += delta[1:]
             return _error(camera, pose, point)[:2]
-        turned = SE3(rotate(pose.rotation, *delta[:3]), so3_exp(delta[:3]) @ pose.translation + delta[3:])
+        rotation = np.empty((3, 3))
+        rotate(pose.rotation, *delta[:3], rotation)
+        turned = SE3(rotation, so3_exp(delta[:3]) @ pose.translation + delta[3:])
         return _error(CAMERA, turned, point)[:2]
 
     for column, delta in enumerate(step * np.eye(analytic.shape[1])):
@@ -132,7 +141,7 @@ def test_window_adjustment_finds_the_camera(scene: tuple) -> None:
 
 
 def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
-    belief = Calibration(CAMERA, np.array([0.01, 0.0, 0.0, 0.02, 0.02]))
+    belief = Calibration.known(CAMERA, np.array([0.01, 0.0, 0.0, 0.02, 0.02]))
     window = np.zeros((6 + CALIBRATION_SIZE,) * 2)
     window[:6, :6] = np.eye(6)
     window[6:, 6:] = np.diag([1e6, 1e6, 1e6, 1e4, 1e4])

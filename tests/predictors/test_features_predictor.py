@@ -65,12 +65,12 @@ def test_points_lie_on_the_walls(walk: list[Frame]) -> None:
     there = np.isfinite(points[..., 0])
     assert there.mean() > 0.6
     assert np.array_equal(there, confidence > 0)
-    # In the room's unit by the true length of the window, its walls are at 4, 2.5 and 5.
+    # In the room's scale by the true length of the window, its walls are at 4, 2.5 and 5.
     truth = walk[-1].camera_from_world
     oldest = walk[int(prediction.members[0])].camera_from_world
     length = np.linalg.norm((oldest @ truth.inverse()).translation)
-    unit = length / np.linalg.norm(prediction.member_from_anchor_translation[0])
-    world = truth.inverse().apply(unit * points[there].astype(np.float64))
+    scale = length / np.linalg.norm(prediction.member_from_anchor_translation[0])
+    world = truth.inverse().apply(scale * points[there].astype(np.float64))
     off = np.abs(np.abs(world) / [4.0, 2.5, 5.0] - 1).min(axis=1)
     assert np.median(off) < 0.02
     sure = confidence[there] > np.median(confidence[there])
@@ -78,19 +78,19 @@ def test_points_lie_on_the_walls(walk: list[Frame]) -> None:
 
 
 def test_windows_say_how_well_they_are_known(walk: list[Frame]) -> None:
-    predictor, errors, units = FeaturesPredictor(), [], []
+    predictor, errors, scales = FeaturesPredictor(), [], []
     for frame in walk:
         prediction = predictor.step(frame)
         if prediction.status is not WindowStatus.OK:
             continue
-        units += [prediction.log_scale_sigma] if prediction.log_scale_sigma is not None else []
+        scales += [prediction.log_scale_sigma] if prediction.log_scale_sigma is not None else []
         for k, member in enumerate(prediction.members[-3:], len(prediction.members[:-3])):
             truth = walk[member].camera_from_world @ frame.camera_from_world.inverse()
             found = prediction.member_from_anchor_rotation[k]
             off = so3_log(found.T @ truth.rotation)
             errors.append(off / np.sqrt(np.diag(prediction.covariance[k])[:3]))
-    assert len(units) > 3
-    assert 1e-5 < np.median(units) < 0.05
+    assert len(scales) > 3
+    assert 1e-5 < np.median(scales) < 0.05
     # Standard deviations are neither boasting nor useless.
     assert 0.1 < np.median(np.abs(errors)) < 5
 
@@ -139,7 +139,7 @@ def test_relates_frames_out_of_order(walk: list[Frame]) -> None:
             / np.linalg.norm(expected.translation)
         )
     assert lengths[0] == pytest.approx(lengths[1], rel=0.03)
-    # Its depths are in the same unit as its translations: the far wall is where it is.
+    # Its depths are in the same scale as its translations: the far wall is where it is.
     points = prediction.points_in_anchor[np.isfinite(prediction.points_in_anchor[..., 0])]
     world = anchor.camera_from_world.inverse().apply(points.astype(np.float64) / lengths[0])
     off = np.abs(np.abs(world) / [4.0, 2.5, 5.0] - 1).min(axis=1)
@@ -267,7 +267,7 @@ def test_large_images_are_reduced_and_their_camera_is_not() -> None:
     assert prediction.status is WindowStatus.OK
     assert prediction.intrinsics.width == 3840
     assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.02)
-    assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().max_side
+    assert max(predictor.snapshot()["grey"].shape) == FeaturesConfig().max_side
 
 
 def test_small_images_are_enlarged_and_their_camera_is_not() -> None:
@@ -278,7 +278,7 @@ def test_small_images_are_enlarged_and_their_camera_is_not() -> None:
     assert prediction.status is WindowStatus.OK
     assert prediction.intrinsics.width == 120
     assert prediction.intrinsics.fx == pytest.approx(camera.fx, rel=0.03)
-    assert max(predictor.snapshot()["own/grey"].shape) == FeaturesConfig().min_side
+    assert max(predictor.snapshot()["grey"].shape) == FeaturesConfig().min_side
     assert predictor.estimated_camera()["focal_px"] == pytest.approx(camera.fx, rel=0.03)
 
 
@@ -290,7 +290,7 @@ def test_points_that_come_back_into_sight_are_seen_again() -> None:
         prediction = predictor.step(frame)
         assert prediction.status is not WindowStatus.LOST
         state = predictor.snapshot()
-        num_old.append(int(np.sum(state["map/point_followed"] & (state["map/point_home"] < 5))))
+        num_old.append(int(np.sum(state["map/points/followed"] & (state["map/points/home"] < 5))))
     # Most leave the image on the way out, and optical flow alone would bring none of them back.
     assert num_old[24] < 0.5 * num_old[5]
     assert num_old[-1] > num_old[24] + 30

@@ -1,4 +1,4 @@
-"""Spreads of edges and units against perturbed poses."""
+"""Spreads of edges and scales against perturbed poses."""
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from anchor3r.predictors.features.uncertainty import (
     adjoint,
     carried,
     edges_to_newest,
+    log_scale_sigma,
     noise_variance,
-    unit_sigma,
 )
 
 
@@ -61,15 +61,15 @@ def test_carried_edges_add_up() -> None:
     np.testing.assert_allclose(found, np.outer(shift, shift) + 1e-12 * np.eye(6), rtol=1e-4, atol=1e-18)
 
 
-def test_unit_is_as_sure_as_the_distance() -> None:
+def test_scale_is_as_sure_as_the_distance() -> None:
     edge = SE3(so3_exp(np.array([0.1, 0.5, 0.0])), np.array([0.0, 0.0, 2.0]))
     along = edge.rotation.T @ np.array([0.0, 0.0, 1.0])
     covariance = np.zeros((6, 6))
     covariance[3:, 3:] = 0.02**2 * np.outer(along, along)
-    assert unit_sigma(edge, covariance, 3) == pytest.approx(0.01)
-    assert unit_sigma(edge, covariance, 12) == pytest.approx(0.005)
+    assert log_scale_sigma(edge, covariance, 3) == pytest.approx(0.01)
+    assert log_scale_sigma(edge, covariance, 12) == pytest.approx(0.005)
     standing = SE3(np.eye(3), np.array([0.0, 0.0, 1e-9]))
-    assert 0.1 < unit_sigma(standing, np.eye(6), 3) < 1  # nothing is known, and it says so
+    assert 0.1 < log_scale_sigma(standing, np.eye(6), 3) < 1  # nothing is known, and it says so
 
 
 def test_noise_is_that_of_most_observations() -> None:
@@ -79,3 +79,12 @@ def test_noise_is_that_of_most_observations() -> None:
     assert noise_variance(np.concatenate([errors, np.full(400, 2.0)])) == pytest.approx(clean, rel=0.3)
     assert noise_variance(2 * errors) == pytest.approx(4 * clean)
     assert noise_variance(np.empty(0)) > 0
+
+
+def test_noise_is_inflated_since_observations_of_a_point_err_alike() -> None:
+    """A pose from n observations that err in fours is known as well as one from n / 4 independent ones."""
+    rng = np.random.default_rng(1)
+    independent = rng.normal(0, 0.3, (4000, 2))
+    in_fours = np.repeat(independent[:1000], 4, axis=0)
+    variance_of_mean = noise_variance(np.linalg.norm(in_fours, axis=1)) / len(in_fours)
+    assert variance_of_mean == pytest.approx(0.3**2 / 1000, rel=0.1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +14,83 @@ from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
+    from anchor3r.training.data import SequenceSet
     from anchor3r.training.recipes import Recipe
     from anchor3r.training.trainer import Progress
+
+    Sets = tuple[tuple[SequenceSet, float], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions:
+    """Which variants of an ablation are trained."""
+
+    variant: str | None = None
+    """Of an ablation: baseline, pose-cache, first-centric, window-5, window-15 or scratch (the encoder is not
+    pretrained)."""
+    every_variant: Annotated[bool, tyro.conf.arg(name="all")] = False
+    """Of an ablation: train every variant with every seed, one after the other, each into OUT/VARIANT/seed-K.
+    Runs that are finished are left as they are; one that was stopped goes on."""
+    seeds: int = 3
+    """How many seeds --all trains each variant with."""
+
+    def runs(self, out: Path | None, seed: int | None) -> Iterator[tuple[str, int, Path]]:
+        """Variant, seed and folder of every run of --all; the first seed of all variants comes first."""
+        from anchor3r.training.recipes import VARIANTS
+
+        if not self.every_variant:
+            return
+        if self.variant is not None or seed is not None:
+            raise Anchor3RError("--all trains every variant with every seed; leave --variant and --seed out")
+        out = _folder(out)
+        for number in range(self.seeds):
+            yield from ((name, number, out / name / f"seed-{number}") for name in VARIANTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """How a run uses this machine."""
+
+    workers: int = 0
+    """Processes that prepare clips ahead."""
+    threads: int = 1
+    """Threads of this process; two processes of one thread beat one process of two."""
+    stop_after: int | None = None
+    """Stop, resumably, after this step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What a run is trained on, instead of what the recipe brings itself."""
+
+    data_root: Path | None = None
+    """Folder with a folder (or link) for each data set of the recipe, called by its name in `anchor3r data
+    list`; those that are there are trained on."""
+    data: tuple[str, ...] = ()
+    """What to train on: a data set as tartanair:ROOT, your own map as map:FOLDER, or sequences as
+    kitti:ROOT/00, tum:DIR, 7scenes:DIR, …"""
+    held_out: tuple[str, ...] = ()
+    """The same, to validate on. Otherwise one of fifty places of each data set is."""
+
+    def opened(self, recipe: str) -> dict[str, Any]:
+        """What is trained on and validated on, as arguments of `load_recipe`; says what was found."""
+        from anchor3r.cli.data import index_with_progress
+        from anchor3r.training.mixture import open_mixture, open_sets
+        from anchor3r.training.recipes import load_recipe
+
+        plain = load_recipe(recipe, needs_data=False)
+        sets = open_sets(self.data, plain.data.sampling, index_with_progress)
+        if self.data_root is not None:
+            if not plain.mixture:
+                raise Anchor3RError(f"recipe '{recipe}' has no mixture of data sets; name them with --data")
+            sets = open_mixture(plain.mixture, self.data_root, index_with_progress) + sets
+        held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
+        if sets and os.environ.get("RANK", "0") == "0":
+            _print_sets(sets, plain.data.num_frames)
+        return {"sets": sets, "held_out": held_out}
+
+
+_NO_VARIANT, _ONE_THREAD, _OWN_DATA = AblationOptions(), MachineOptions(), DataOptions()
 
 
 def train(
@@ -22,68 +100,94 @@ def train(
     steps: int | None = None,
     clips: int | None = None,
     accumulate: int | None = None,
-    data: tuple[str, ...] = (),
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = _OWN_DATA,
     init: str | None = None,
+    encoder: str | None = None,
+    ablation: tyro.conf.OmitArgPrefixes[AblationOptions] = _NO_VARIANT,
     seed: int | None = None,
     sharding: str | None = None,
-    workers: int = 0,
-    threads: int = 1,
-    stop_after: int | None = None,
+    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
 ) -> None:
-    """Train a network on a recipe: tiny (CPU, rendered worlds), ablation-small or paper (GPUs, data sets).
+    """Train a network on a recipe: tiny (CPU, rendered worlds), paper (GPUs, data sets), or the paper's
+    ablations at their own size (ablation-small) or in miniature on rendered worlds (ablation).
 
     A run can be stopped or killed at any moment and goes on with --resume as if nothing had happened. On
     several GPUs or machines start it with torchrun; every process takes its own share of each step:
-    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data kitti:DATA/00 …
+    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data-root DATA
 
     Args:
-        recipe: tiny, ablation-small or paper.
+        recipe: tiny, paper, ablation-small or ablation.
         out: Folder for checkpoints (state.pt, best.safetensors), the log and its pictures.
         resume: Go on with the run in that folder, if there is one.
         steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
         clips: Clips of a micro-batch in each process.
         accumulate: Micro-batches of a step.
-        data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
+        data: What the run is trained on.
         init: Checkpoint to start from.
-        seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
-            and sees new clips.
+        encoder: File that the image encoder alone starts from: official DINOv2 weights with registers for a
+            vision transformer, one of our checkpoints for a correlation stem.
+        ablation: Which variant of an ablation.
+        seed: Of the clips drawn, 0 if not given. A later stage takes another one, and sees new clips.
         sharding: ddp or fsdp.
-        workers: Processes that prepare clips ahead.
-        threads: Threads of this process; two processes of one thread beat one process of two.
-        stop_after: Stop, resumably, after this step.
+        machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
     from anchor3r.training.recipes import load_recipe
 
-    given: dict[str, Any] = {
-        "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
-        "sharding": sharding,
-    }  # fmt: skip
-    chosen = load_recipe(
-        recipe, data, needs_data=not cost, seed=seed, **{k: v for k, v in given.items() if v is not None}
-    )
+    changes = _given(
+        steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
+        sharding=sharding,
+    )  # fmt: skip
+    changes |= data.opened(recipe)
+    for name, number, folder in ablation.runs(out, seed):
+        chosen = load_recipe(recipe, seed=number, variant=name, **changes)
+        _run(chosen, folder, machine, resume=True)
+    if ablation.every_variant:
+        return
+    chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
     if cost:
         from anchor3r.training.cost import step_cost
 
         print(step_cost(chosen).in_words())
         return
+    _run(chosen, _folder(out), machine, resume=resume)
+
+
+def _print_sets(sets: Sets, num_frames: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from anchor3r.training.mixture import describe
+
+    table = Table("data set", box=None, pad_edge=False)
+    for column in ("sequences", "held out", "too short", "unusable", "clips", "share"):
+        table.add_column(column, justify="right")
+    for row in describe(sets, num_frames):
+        table.add_row(*row)
+    Console(width=100).print(table)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are not left to the recipe."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _folder(out: Path | None) -> Path:
     if out is None:
         raise Anchor3RError("training needs a folder for its checkpoints: --out runs/NAME")
-    _run(chosen, out, resume=resume, workers=workers, threads=threads, stop_after=stop_after)
+    return out
 
 
-def _run(
-    recipe: Recipe, out: Path, *, resume: bool, workers: int, threads: int, stop_after: int | None
-) -> None:
+def _run(recipe: Recipe, out: Path, machine: MachineOptions, *, resume: bool) -> None:
     """Trains; the first process shows how far it is."""
     import torch
 
     from anchor3r.training.distributed import processes
     from anchor3r.training.trainer import RunConfig, Trainer
 
-    torch.set_num_threads(threads)
-    config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
+    torch.set_num_threads(machine.threads)
+    config = RunConfig(out=out, resume=resume, workers=machine.workers, stop_after=machine.stop_after)
     with processes() as group:
         trainer = Trainer(recipe, config, group)
         if not group.is_first:

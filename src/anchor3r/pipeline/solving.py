@@ -1,4 +1,4 @@
-"""From a map's edges to its refined poses: which loop events take part, one of two solvers, one trajectory.
+"""From a map's edges to its refined poses: which loop events take part, one of three solvers, one trajectory.
 
 Groups of one loop event are judged one by one by the graph engine; here they stand and fall together.
 """
@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
-from anchor3r.pose_graph.averaging.motion import average_motion
+from anchor3r.pipeline.settings import Method
+from anchor3r.pose_graph.averaging.motion import average_motion, average_motion_as_published
 from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
@@ -73,7 +75,7 @@ def solve(
     event_of_group: Mapping[int, int],
     left_out: Collection[int] = (),
     vouched: Collection[int] = (),
-    method: Literal["joint", "paper"] = "joint",
+    method: Method = "joint",
     scale: Scale | None = None,
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
@@ -88,9 +90,10 @@ def solve(
     edges = graph.edges
     edges = edges.select((event_of < 0)[edges.group] | wanted[edges.group])
     if scale is None:
-        scale = "free" if np.isfinite(edges.log_scale_ratio).any() else "fixed"
+        measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
+        scale = "free" if measured else "fixed"
     vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
-    solver = _joint if method == "joint" else _rotations_first
+    solver = _SOLVERS[method]
     found: dict[int, EventVerdict] = {}
     while True:
         solved = solver(edges, online, scale, vouched_groups)
@@ -98,8 +101,16 @@ def solve(
         if not halved:
             break
         edges = edges.select(~np.isin(event_of[edges.group], list(halved)))
-    accepted = {event for event, verdict in found.items() if verdict.accepted}
-    used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(accepted)))
+    taken = {event for event, verdict in found.items() if verdict.accepted}
+    if method == "paper":
+        taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
+        loops = [
+            replace(loop, state=LoopState.UNVERIFIED)
+            if loop.event in taken and not loop.state.is_by_hand
+            else loop
+            for loop in loops
+        ]
+    used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(taken)))
     return Solution(
         trajectory=_trajectory(online, edges, used, solved),
         loops=[_judged(loop, found.get(loop.event)) for loop in loops],
@@ -143,8 +154,8 @@ def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Sol
     return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
 
 
-def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    """The paper's way: loops are judged, then rotations are averaged, then positions."""
+def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    """Rotations first, then positions: scales are averaged and loops verified before."""
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
@@ -160,6 +171,21 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
     start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
     poses, report = average_motion(edges, start, topology=topology)
     return _Solved(poses, log_scale, verdicts, report)
+
+
+def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    """Algorithm 2 of the paper: every edge of every loop takes part, in one scale."""
+    if scale == "free":
+        raise Anchor3RError(
+            "method paper has one scale for the whole map; choose scale fixed, or method joint or decoupled"
+        )
+    topology = topology_of(edges)
+    start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
+    poses, report = average_motion_as_published(edges, start, topology=topology)
+    return _Solved(poses, np.zeros(len(topology.frames)), None, report)
+
+
+_SOLVERS = {"joint": _joint, "decoupled": _decoupled, "paper": _as_published}
 
 
 def _expected_scales(edges: Edges) -> ScaleConfig:

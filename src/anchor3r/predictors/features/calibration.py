@@ -6,29 +6,38 @@ scale. One window cannot tell, hundreds can.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
 from anchor3r.predictors.features.projection import CALIBRATION_SIZE, calibration_vector
 
 _HELD_SIGMA = 1e-9
+"""Stands for a spread of 0: information must stay finite."""
+_RIDGE = 1e-9
+"""Of the mean information of a parameter: makes the directions solvable that nothing is known about."""
 
 
+@dataclass
 class Calibration:
-    """Belief about (log f, cx, cy, k1, k2), kept as information so that windows add up."""
+    """What is known of (log f, cx, cy, k1, k2), kept as information so that windows add up."""
 
-    def __init__(self, camera: Array, sigma: Array) -> None:
-        """sigma (5,): spread of what is known beforehand; 0 holds a parameter."""
-        self.information: Array = np.diag(np.maximum(sigma, _HELD_SIGMA) ** -2.0)
-        self._vector: Array = self.information @ calibration_vector(camera)
+    information: Array
+    """(5, 5)"""
+    vector: Array
+    """(5,) information times mean"""
+
+    @staticmethod
+    def known(camera: Array, sigma: Array) -> Calibration:
+        """Before anything is seen; sigma (5,) is the spread of each parameter, 0 holds it."""
+        information = np.diag(np.maximum(sigma, _HELD_SIGMA) ** -2.0)
+        return Calibration(information, information @ calibration_vector(camera))
 
     @property
     def mean(self) -> Array:
         """(5,)"""
-        return np.linalg.solve(self.information, self._vector)
+        return np.linalg.solve(self.information, self.vector)
 
     @property
     def sigma(self) -> Array:
@@ -43,21 +52,12 @@ class Calibration:
         """
         c = CALIBRATION_SIZE
         poses, cross = window_information[:-c, :-c], window_information[:-c, -c:]
-        # Poses are only known up to the unit: the tiny ridge keeps that direction solvable.
-        ridge = 1e-9 * np.trace(poses) / len(poses) * np.eye(len(poses))
+        # Poses are only known up to scale: the tiny ridge keeps that direction solvable.
+        ridge = _RIDGE * np.trace(poses) / len(poses) * np.eye(len(poses))
         alone = window_information[-c:, -c:] - cross.T @ np.linalg.solve(poses + ridge, cross)
         alone = 0.5 * (alone + alone.T)
         if np.linalg.eigvalsh(alone)[0] < 0:
             return
-        said = (self.information + alone) @ calibration_vector(camera) - self._vector
-        self._vector = self._vector + new_part * said
+        said = (self.information + alone) @ calibration_vector(camera) - self.vector
+        self.vector = self.vector + new_part * said
         self.information = self.information + new_part * alone
-
-    def snapshot(self) -> dict[str, NDArray]:
-        return {"information": self.information.copy(), "vector": self._vector.copy()}
-
-    @staticmethod
-    def restored(state: Mapping[str, NDArray]) -> Calibration:
-        out = Calibration.__new__(Calibration)
-        out.information, out._vector = state["information"].copy(), state["vector"].copy()
-        return out

@@ -35,6 +35,8 @@ class FeaturesConfig:
     """Reprojection error above which an observation is rejected (moving objects, mismatches)."""
     huber_px: float = 0.5
     """Errors above this count linearly."""
+    adjust_steps: int = 5
+    """Levenberg–Marquardt steps of the bundle adjustment at a keyframe, which starts near its minimum."""
 
     keyframe_parallax: float = 0.025
     """Median image motion not due to rotation that makes a keyframe, as a fraction of the width."""
@@ -43,13 +45,21 @@ class FeaturesConfig:
     min_parallax_deg: float = 1.0
     """Angle between the rays of a point that makes its depth trusted; half of it where few points have it."""
     min_points: int = 20
-    """Fewer agreeing points than this and the frame is lost."""
+    """Fewer agreeing points than this and the frame is lost,"""
+    min_agreeing: float = 0.5
+    """and so it is with a smaller part than this of those that were followed."""
+    few_points: float = 0.25
+    """With fewer trusted points than this part of `points`, half of the parallax makes one trusted."""
     patience: int = 3
     """Lost frames in a row after which the local map is given up and a new one started."""
     start_parallax: float = 0.03
-    """Median image motion before a two-view start is tried, as a fraction of the width."""
+    """Median image motion before a two-view initialisation is tried, as a fraction of the width."""
+    start_agreeing: float = 0.6
+    """Part of the corners that have to agree on the motion that initialises a map."""
     start_frames: int = 60
-    """Frames remembered while waiting for a start, to be posed with it; of more, every other one is."""
+    """Frames remembered while waiting for initialisation, to be posed by it; of more, every other one is."""
+    start_keyframes: int = 4
+    """Of the frames that waited for initialisation, so many stay in the local map."""
 
     assumed_fov_deg: float = 60.0
     """Horizontal field of view that self-calibration starts from where the source knows no intrinsics."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import Array
 from anchor3r.kernels import kernel
-from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.projection import rays
+from anchor3r.predictors.features.tracking import Image
 
 _LONGER_SIDE = 128
 """Cells on it at most,"""
@@ -33,18 +33,23 @@ _MIN_WEIGHT = 0.05
 """Summed weight of the points around a cell that gives it a depth."""
 _SLOPE_PRIOR = 0.5
 """Points at the distance of reach that the prior "no slope" is worth."""
-_POINT_NOISE = 0.02
-"""Relative depth error of one point, on top of what its neighbours' scatter shows."""
+_POINT_NOISE = 0.056
+"""Relative depth error that one point leaves on top of what the scatter of its neighbours shows; by maximum
+likelihood together with `predictors.confidence.FEATURES`."""
+_LEAST_FORESHORTENING = 0.3
+"""A plane through few points, or far from them, may pass near or behind the camera: where its inverse depth
+is less than this part of its points' mean, the mean is safer."""
 _MOMENTS = 11
+"""Of the points around a cell, see `_local_planes`."""
 
 
-class PointMap(NamedTuple):
+class DensePoints(NamedTuple):
     """On a grid that spans the image."""
 
     points: NDArray[np.float32]
     """(h, w, 3) in the camera, NaN where no point is near or what is there moves"""
-    confidence: NDArray[np.float32]
-    """(h, w) one over the relative standard deviation of the depth, 0 where there is none"""
+    depth_sigma: NDArray[np.float32]
+    """(h, w) relative standard deviation of the depth, infinite where there is none"""
 
 
 def grid_size(height: int, width: int) -> tuple[int, int]:
@@ -53,7 +58,7 @@ def grid_size(height: int, width: int) -> tuple[int, int]:
     return max(1, round(height / cell)), max(1, round(width / cell))
 
 
-def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> PointMap:
+def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> DensePoints:
     """A point map from pixels (n, 2) of known depth (n,), except around those that move (k, 2)."""
     rows, columns = grid_size(*grey.shape)
     guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA).astype(np.float64)
@@ -64,69 +69,78 @@ def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Ar
     cells = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
     directions = rays(camera, (cells + 0.5) / cell_from_pixel - 0.5).reshape(rows, columns, 3)
     points = directions / inverse[..., None]
-    return PointMap(points.astype(np.float32), (1 / sigma).astype(np.float32))
+    return DensePoints(points.astype(np.float32), sigma.astype(np.float32))
 
 
-@kernel
 def _local_planes(
     guide: Array, known: Array, inverse_depth: Array, contradicted: Array
 ) -> tuple[Array, Array]:
     """(h, w) inverse depths, NaN where unknown, and their relative standard deviations."""
-    height, width = guide.shape
-    # 1, x, y, xx, xy, yy, d, xd, yd, dd of the points; the last moment counts contradicted ones.
-    moments = np.zeros((height, width, _MOMENTS))
-    for i in range(len(known)):
-        x, y, d = known[i, 0], known[i, 1], inverse_depth[i]
-        column, row = min(max(int(x + 0.5), 0), width - 1), min(max(int(y + 0.5), 0), height - 1)
-        moments[row, column, :10] += np.array([1, x, y, x * x, x * y, y * y, d, x * d, y * d, d * d])
-    for i in range(len(contradicted)):
-        column = min(max(int(contradicted[i, 0] + 0.5), 0), width - 1)
-        moments[min(max(int(contradicted[i, 1] + 0.5), 0), height - 1), column, 10] += 1
+    moments = _moments(guide.shape, known, inverse_depth, contradicted)
     across, down = _decay(guide), _decay(guide.T)
-    one = _spread(_spread(moments, across).transpose(1, 0, 2), down).transpose(1, 0, 2)
-    other = _spread(_spread(moments.transpose(1, 0, 2), down).transpose(1, 0, 2), across)
-    inverse, sigma = np.full((height, width), np.nan), np.full((height, width), np.inf)
-    for row in range(height):
-        for column in range(width):
-            m = 0.5 * (one[row, column] + other[row, column])
-            if m[0] >= _MIN_WEIGHT and m[10] < m[0]:
-                inverse[row, column], sigma[row, column] = _plane_at(m, float(column), float(row))
+    one = _turned(_spread(_turned(_spread(moments, across)), down))
+    other = _spread(_turned(_spread(_turned(moments), down)), across)
+    around = 0.5 * (one + other)
+    inverse, sigma = np.full(guide.shape, np.nan), np.full(guide.shape, np.inf)
+    rows, columns = np.nonzero((around[..., 0] >= _MIN_WEIGHT) & (around[..., 10] < around[..., 0]))
+    inverse[rows, columns], sigma[rows, columns] = _planes_at(around[rows, columns].T, columns, rows)
     return inverse, sigma
 
 
-@kernel
+def _moments(shape: tuple[int, ...], known: Array, inverse_depth: Array, contradicted: Array) -> Array:
+    """(h, w, c) 1, x, y, xx, xy, yy, d, xd, yd, dd of the points in each cell, and how many contradict."""
+    out = np.zeros((*shape, _MOMENTS))
+    (x, y), d = known.T, inverse_depth
+    values = np.stack([np.ones_like(d), x, y, x * x, x * y, y * y, d, x * d, y * d, d * d], axis=1)
+    np.add.at(out[..., :10], _cells(known, shape), values)
+    np.add.at(out[..., 10], _cells(contradicted, shape), 1)
+    return out
+
+
+def _cells(at: Array, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the cells nearest to positions (n, 2)."""
+    column, row = (at + 0.5).astype(np.int64).T
+    return np.clip(row, 0, shape[0] - 1), np.clip(column, 0, shape[1] - 1)
+
+
 def _decay(guide: Array) -> Array:
     """(h, w) factor by which a weight shrinks from the cell before, along a row."""
     out = np.zeros(guide.shape)
-    for row in range(guide.shape[0]):
-        for column in range(1, guide.shape[1]):
-            step = abs(guide[row, column] - guide[row, column - 1])
-            out[row, column] = np.exp(-1 / _REACH_CELLS - step / _EDGE_GREY)
+    out[:, 1:] = np.exp(-1 / _REACH_CELLS - np.abs(np.diff(guide, axis=1)) / _EDGE_GREY)
+    return out
+
+
+def _turned(moments: Array) -> Array:
+    """Rows become columns."""
+    return np.ascontiguousarray(moments.transpose(1, 0, 2))
+
+
+def _spread(moments: Array, decay: Array) -> Array:
+    """Along rows: each cell's sum over the row, weighted by the decay on the way."""
+    out = np.empty(moments.shape)
+    _spread_rows(moments, decay, out)
     return out
 
 
 @kernel
-def _spread(moments: Array, decay: Array) -> Array:
-    """Along rows: each cell's sum over the row, weighted by the decay on the way."""
+def _spread_rows(moments: Array, decay: Array, out: Array) -> None:
     height, width, count = moments.shape
-    out = np.empty((height, width, count))
     back = np.empty(count)
     for row in range(height):
-        out[row, 0] = moments[row, 0]
+        for c in range(count):
+            out[row, 0, c], back[c] = moments[row, 0, c], 0.0
         for column in range(1, width):
             for c in range(count):
                 out[row, column, c] = moments[row, column, c] + decay[row, column] * out[row, column - 1, c]
-        back[:] = 0
         for column in range(width - 2, -1, -1):
             for c in range(count):
                 back[c] = decay[row, column + 1] * (back[c] + moments[row, column + 1, c])
                 out[row, column, c] += back[c]
-    return out
 
 
-@kernel
-def _plane_at(m: Array, x: float, y: float) -> tuple[float, float]:
-    """Inverse depth at (x, y) by the line of best fit, and its relative standard deviation."""
+def _planes_at(m: Array, x: NDArray[np.int64], y: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Inverse depths (n,) at cells (x, y) by the line of best fit to moments (c, n) around them, and their
+    relative standard deviations."""
     total = m[0]
     mean_x, mean_y, mean = m[1] / total, m[2] / total, m[6] / total
     prior = _SLOPE_PRIOR * _REACH_CELLS**2 / total
@@ -136,8 +150,8 @@ def _plane_at(m: Array, x: float, y: float) -> tuple[float, float]:
     determinant = xx * yy - xy * xy
     slope_x, slope_y = (yy * xd - xy * yd) / determinant, (xx * yd - xy * xd) / determinant
     value = mean + slope_x * (x - mean_x) + slope_y * (y - mean_y)
-    scatter = max(m[9] / total - mean**2 - slope_x * xd - slope_y * yd, 0.0)
-    # A plane through few points, or far from them, may pass behind the camera: then their mean is safer.
-    if value < 0.3 * mean:
-        value, scatter = mean, m[9] / total - mean**2
-    return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 * (1 + 1 / total))
+    level = m[9] / total - mean**2
+    scatter = np.maximum(level - slope_x * xd - slope_y * yd, 0.0)
+    too_far = value < _LEAST_FORESHORTENING * mean
+    value, scatter = np.where(too_far, mean, value), np.where(too_far, level, scatter)
+    return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 / total)

@@ -1,30 +1,32 @@
-"""How a local map starts: every frame is a row of it until two of them fix a motion."""
+"""Initialisation of a local map: every frame is a row of it until two of them fix a motion."""
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import numpy as np
 
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features import tracking
-from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.odometry import Odometry
 from anchor3r.predictors.features.projection import adjust_pose
+from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.twoview import TwoView, relate_two_views, relate_views_of_a_plane
 
-_MIN_AGREEING = 0.6
-"""Part of the corners that have to agree on the motion that starts a map."""
 _RIVAL_COST, _ELSEWHERE = 1.5, 0.9
-"""Squared error of a rival over the best, and cosine between their ways, that leave doubt."""
+"""Squared error of a rival over the best, and cosine between their directions, that leave doubt."""
 _MIN_KEPT = 0.3
-"""A smaller part of the first frame's corners still followed, and it starts anew."""
+"""A smaller part of the first frame's corners still followed, and waiting begins anew."""
 _LAST_CHANCE = 0.5
 """With fewer than this part of them, doubt and little motion are no reasons to wait longer."""
 _MIN_FOLLOWED = 0.8
-"""If fewer can be followed from one frame to the next, its exposure may have changed."""
+"""If a smaller part can be followed from one frame to the next, its exposure may have changed."""
+_POSE_STEPS = 10
+"""Gauss–Newton steps for the pose of a frame, from the pose of the one before."""
 
 
-def start(odometry: Odometry, index: int, grey: Image) -> Odometry | None:
-    """Follows the first frame's corners to the next frame; the started state once a motion can be believed.
+def initialise(odometry: Odometry, index: int, grey: Image) -> Odometry | None:
+    """Follows the first frame's corners to the next; the initialised state once a motion can be believed.
 
     None leaves the given state waiting for more frames.
     """
@@ -71,7 +73,7 @@ def _two_views(odometry: Odometry, *, can_wait: bool) -> list[TwoView]:
         return []
     max_error_px, min_points = c.max_error_px / 2, 2 * c.min_points
     two = relate_two_views(
-        first, now, camera, max_error_px=max_error_px, min_points=min_points, min_agreeing=_MIN_AGREEING
+        first, now, camera, max_error_px=max_error_px, min_points=min_points, min_agreeing=c.start_agreeing
     )
     parallax_rad = np.radians(c.min_parallax_deg)
     needed = len(first) / 2 if can_wait else min_points
@@ -82,17 +84,17 @@ def _two_views(odometry: Odometry, *, can_wait: bool) -> list[TwoView]:
 
 
 def _best(odometry: Odometry, candidates: list[TwoView], *, can_wait: bool) -> Odometry | None:
-    """The map started with the motion that fits all frames since the first one best.
+    """The map initialised with the motion that fits all frames since the first one best.
 
     If one that goes elsewhere fits nearly as well, the next frame may tell: if that can be waited for,
-    nothing is started.
+    nothing is initialised.
     """
-    waiting = odometry.snapshot()
+    num_followed = odometry.map.points.followed.sum()
     tried: list[tuple[float, Array, Odometry]] = []
     for two in candidates:
-        started = _started(Odometry.restored(odometry.config, waiting), two)
+        started = _initialised(deepcopy(odometry), two)
         m = started.map
-        kept = len(m.points) / waiting["map/point_followed"].sum()
+        kept = len(m.points) / num_followed
         way = (m.poses[len(m) - 1] @ m.poses[0].inverse()).translation
         if m.points.mature.sum() >= 2 * odometry.config.min_points:
             tried.append((m.noise_variance / kept**2, way / np.linalg.norm(way), started))
@@ -103,7 +105,7 @@ def _best(odometry: Odometry, candidates: list[TwoView], *, can_wait: bool) -> O
     return None if has_rival and can_wait else best
 
 
-def _started(odometry: Odometry, two: TwoView) -> Odometry:
+def _initialised(odometry: Odometry, two: TwoView) -> Odometry:
     """Poses the frames since the first one against the two-view points, and adjusts them all."""
     c, m = odometry.config, odometry.map
     m.keep_points(m.points.followed)
@@ -121,6 +123,6 @@ def _posed_in_turn(poses: SE3, camera: Array, position: Array, observed: Array, 
     rotation, translation = poses.rotation.copy(), poses.translation.copy()
     for k in range(1, len(rotation)):
         rotation[k], translation[k], _ = adjust_pose(
-            rotation[k - 1], translation[k - 1], camera, position, observed[k], huber_px, 10
+            rotation[k - 1], translation[k - 1], camera, position, observed[k], huber_px, _POSE_STEPS
         )
     return SE3(rotation, translation)

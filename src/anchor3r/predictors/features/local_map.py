@@ -1,25 +1,26 @@
 """The little the feature predictor remembers: a few keyframes and the points they see.
 
-Everything is expressed in the newest keyframe's frame and in the window's own unit. Points are columns of
+Everything is expressed in the newest keyframe's frame and in the window's own scale. Points are columns of
 equal length, and an observation table (keyframe × point) holds NaN where a keyframe does not see a point.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
-from anchor3r.predictors.features.alignment import TEMPLATE_RADIUS
 from anchor3r.predictors.features.bundle_adjustment import adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import reprojection_errors, triangulate
-from anchor3r.predictors.features.uncertainty import edges_to_newest, noise_variance, unit_sigma
+from anchor3r.predictors.features.tracking import TEMPLATE_RADIUS
+from anchor3r.predictors.features.uncertainty import edges_to_newest, log_scale_sigma, noise_variance
 
-_SIDE = 2 * TEMPLATE_RADIUS + 1
+_TRIANGULATION_STEPS = 3
+"""Gauss–Newton steps from where the rays meet; more change nothing that can be measured."""
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Points:
     def __len__(self) -> int:
         return len(self.position)
 
-    def select(self, which: NDArray) -> Points:
+    def select(self, which: NDArray[Any]) -> Points:
         return Points(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
     def extended(self, other: Points) -> Points:
@@ -62,21 +63,25 @@ class Points:
 
     @staticmethod
     def none() -> Points:
-        return Points.start(np.empty((0, 3)), np.empty((0, 2)), 0, np.empty((0, _SIDE, _SIDE), np.uint8))
+        side = 2 * TEMPLATE_RADIUS + 1
+        return Points.start(np.empty((0, 3)), np.empty((0, 2)), 0, np.empty((0, side, side), np.uint8))
 
 
+@dataclass
 class LocalMap:
     """Keyframes, oldest first, their points, and what each sees."""
 
-    def __init__(self) -> None:
-        self.frames: NDArray[np.int64] = np.empty(0, np.int64)
-        self.poses = SE3.identity(0)  # keyframe_from_local, (k,)
-        self.covariance: Array = np.empty(
-            (0, 6, 6)
-        )  # (k, 6, 6) of edges keyframe_from_newest, over noise_variance
-        self.points = Points.none()
-        self.observed: Array = np.empty((0, 0, 2))  # (k, n, 2) pixels
-        self.noise_variance = 1.0  # of a coordinate of an observation, in square pixels
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """(k,) indices of the keyframes"""
+    poses: SE3 = field(default_factory=lambda: SE3.identity(0))
+    """(k,) keyframe_from_local"""
+    covariance: Array = field(default_factory=lambda: np.empty((0, 6, 6)))
+    """(k, 6, 6) of edges keyframe_from_newest, over noise_variance"""
+    points: Points = field(default_factory=Points.none)
+    observed: Array = field(default_factory=lambda: np.empty((0, 0, 2)))
+    """(k, n, 2) pixels, NaN where a keyframe does not see a point"""
+    noise_variance: float = 1.0
+    """of a coordinate of an observation, in square pixels"""
 
     def __len__(self) -> int:
         return len(self.frames)
@@ -85,7 +90,7 @@ class LocalMap:
         """(k, n) which keyframe sees which point."""
         return ~np.isnan(self.observed[..., 0])
 
-    def home_poses(self, which: NDArray) -> SE3:
+    def home_poses(self, which: NDArray[Any]) -> SE3:
         """(n,) of the keyframes that the points' templates were cut from."""
         return self.poses[np.searchsorted(self.frames, self.points.home[which])]
 
@@ -128,7 +133,7 @@ class LocalMap:
         points = self.points
         which = np.flatnonzero(~points.mature)
         position, error, parallax = triangulate(
-            self.poses.rotation, self.poses.translation, camera, self.observed[:, which], 3
+            self.poses.rotation, self.poses.translation, camera, self.observed[:, which], _TRIANGULATION_STEPS
         )
         good = error < max_error_px
         points.position[which[good]] = position[good]
@@ -162,38 +167,21 @@ class LocalMap:
         What the others are off by is the noise that covariances are stated with. Points that were lost before
         their depth was known go as well: nothing would find them again.
         """
-        mature, seen = self.points.mature, self.seen()
-        believed: list[Array] = [np.empty(0)]
-        for k in range(len(self)):
-            which = np.flatnonzero(seen[k] & mature)
-            errors = reprojection_errors(
-                self.poses[k], camera, self.points.position[which], self.observed[k, which]
-            )
-            self.observed[k, which[errors > max_error_px]] = np.nan
-            believed.append(errors[errors <= max_error_px])
-        self.noise_variance = noise_variance(np.concatenate(believed))
+        mature = self.points.mature
+        keyframe, point = np.nonzero(self.seen() & mature)
+        errors = reprojection_errors(
+            self.poses[keyframe], camera, self.points.position[point], self.observed[keyframe, point]
+        )
+        wrong = errors > max_error_px
+        self.observed[keyframe[wrong], point[wrong]] = np.nan
+        self.noise_variance = noise_variance(errors[~wrong])
         seen = self.seen()
         self.points.followed &= seen[-1] | ~mature
         self.keep_points(np.where(mature, seen.sum(axis=0) >= 2, self.points.followed))
 
-    def unit_sigma(self, num_free: int) -> float:
-        """Spread of the logarithm of the unit over what it was before the newest keyframe came."""
+    def log_scale_sigma(self, num_free: int) -> float:
+        """Spread of the logarithm of the scale over what it was before the newest keyframe came."""
         oldest = max(0, len(self) - 1 - num_free)
         num_steps = len(self) - 1 - oldest
         oldest_from_newest = self.poses[oldest] @ self.poses[len(self) - 1].inverse()
-        return unit_sigma(oldest_from_newest, self.noise_variance * self.covariance[oldest], num_steps)
-
-    def snapshot(self) -> dict[str, NDArray]:
-        state = {f"point_{f.name}": getattr(self.points, f.name).copy() for f in fields(Points)}
-        state |= {"frames": self.frames.copy(), "observed": self.observed.copy()}
-        state |= {"covariance": self.covariance.copy(), "noise_variance": np.array(self.noise_variance)}
-        return state | {"rotation": self.poses.rotation.copy(), "translation": self.poses.translation.copy()}
-
-    @staticmethod
-    def restored(state: Mapping[str, NDArray]) -> LocalMap:
-        out = LocalMap()
-        out.points = Points(**{f.name: state[f"point_{f.name}"].copy() for f in fields(Points)})
-        out.frames, out.observed = state["frames"].copy(), state["observed"].copy()
-        out.covariance, out.noise_variance = state["covariance"].copy(), float(state["noise_variance"])
-        out.poses = SE3(state["rotation"].copy(), state["translation"].copy())
-        return out
+        return log_scale_sigma(oldest_from_newest, self.noise_variance * self.covariance[oldest], num_steps)

@@ -2,50 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, Pinhole, nearest_rotation
 from anchor3r.predictors.features import tracking
-from anchor3r.predictors.features.alignment import Image, cut_templates
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.pose_estimation import Posed
 from anchor3r.predictors.features.projection import camera_of, project, rays
+from anchor3r.predictors.features.tracking import Image, cut_templates
+from anchor3r.sources.frame import Frame
 
-_ADJUST_STEPS = 5
-_FEW = 0.25
-"""With fewer trusted points than this part of those wanted, less parallax makes one trusted."""
+_NUM_NEIGHBOURS = 5
+"""Points around a new corner whose median depth it begins with."""
 
 
+@dataclass
 class Odometry:
-    """The streaming state: a local map, the last frame's place in it, and what is believed of the camera."""
+    """The streaming state: a local map, the last frame's place in it, and what is known of the camera."""
 
-    def __init__(self, config: FeaturesConfig) -> None:
-        self.config = config
-        self.map = LocalMap()
-        self.running = False
-        """whether the map has been started; until then its keyframes are frames waiting for a pose"""
-        self.misses = 0
-        """frames in a row that were not found in the map"""
-        self.pose = self.motion = SE3.identity()
-        """frame_from_local of the last frame, and last_from_previous"""
-        self.grey: Image = np.empty((0, 0), np.uint8)
-        """the last frame's working image"""
-        self.moving: Array = np.empty((0, 2))
-        """(r, 2) pixels of it where something moves by itself"""
-        self.camera: Array = np.empty(0)
-        """of working images, as the last adjustment left it; empty before the first frame"""
-        self.calibration: Calibration | None = None
-        self.is_stated = True
-        """whether the source or the user knew the camera"""
+    config: FeaturesConfig
+    map: LocalMap = field(default_factory=LocalMap)
+    running: bool = False
+    """whether the map is initialised; until then its keyframes are frames waiting for a pose"""
+    misses: int = 0
+    """frames in a row that were not found in the map"""
+    pose: SE3 = field(default_factory=SE3.identity)
+    """frame_from_local of the last frame"""
+    motion: SE3 = field(default_factory=SE3.identity)
+    """last_from_previous"""
+    grey: Image = field(default_factory=lambda: np.empty((0, 0), np.uint8))
+    """the last frame's working image"""
+    moving: Array = field(default_factory=lambda: np.empty((0, 2)))
+    """(r, 2) pixels of it where something moves by itself"""
+    source_width_px: int = 0
+    """of the source's images; 0 before the first frame"""
+    camera: Array = field(default_factory=lambda: np.empty(0))
+    """of working images, as the last adjustment left it; empty before the first frame"""
+    calibration: Calibration | None = None
+    """None before the first frame"""
+    is_stated: bool = True
+    """whether the source or the user knew the camera"""
 
-    def calibrate_from(self, intrinsics: Pinhole | None, grey: Image) -> None:
-        """Takes the camera as stated, or assumes one, until adjustments tell more."""
-        c, width = self.config, grey.shape[1]
+    def calibrate_from(self, frame: Frame, grey: Image) -> None:
+        """Takes the camera of the first frame as stated, or assumes one, until adjustments tell more."""
+        c, width, intrinsics = self.config, grey.shape[1], frame.intrinsics
+        self.source_width_px = frame.image.shape[1]
         self.camera = assumed_camera(c, intrinsics, grey)
         self.is_stated = intrinsics is not None
         focal, radial = (
@@ -54,7 +59,7 @@ class Odometry:
             else (c.assumed_focal_sigma, c.assumed_radial_sigma)
         )
         center = c.center_sigma * width
-        self.calibration = Calibration(self.camera, np.array([focal, center, center, radial, radial]))
+        self.calibration = Calibration.known(self.camera, np.array([focal, center, center, radial, radial]))
 
     def begin(self, index: int, grey: Image) -> None:
         """Makes the frame the first of a possible new map."""
@@ -106,9 +111,9 @@ class Odometry:
         parallax_rad = np.radians(c.min_parallax_deg)
         m.triangulate(self.camera, c.max_error_px, parallax_rad)
         # A rough depth is better than the guess that frames would have to be posed by.
-        if np.sum(m.points.mature & m.points.followed) < _FEW * c.points:
+        if np.sum(m.points.mature & m.points.followed) < c.few_points * c.points:
             m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
-        self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, _ADJUST_STEPS)
+        self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
         belief.add(self.camera, information, 1 / c.memory)
         m.reject(self.camera, c.max_error_px)
         m.rebase()
@@ -130,37 +135,7 @@ class Odometry:
             return np.ones(len(pixels))
         depth = self.pose.apply(points.position[known])[:, 2]
         distance = np.linalg.norm(pixels[:, None] - points.pixel[known], axis=2)
-        return np.median(depth[np.argsort(distance, axis=1)[:, :5]], axis=1)
-
-    def snapshot(self) -> dict[str, NDArray]:
-        """Everything as arrays; nothing before the first frame."""
-        if self.calibration is None:
-            return {}
-        own = {
-            "flags": np.array([self.running, self.misses, self.is_stated]),
-            "pose": self.pose.matrix(),
-            "motion": self.motion.matrix(),
-            "grey": self.grey.copy(),
-            "moving": self.moving.copy(),
-            "camera": self.camera.copy(),
-        }
-        parts = {"map": self.map.snapshot(), "calibration": self.calibration.snapshot(), "own": own}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-
-    @staticmethod
-    def restored(config: FeaturesConfig, state: Mapping[str, NDArray]) -> Odometry:
-        """What `snapshot` gave."""
-        out = Odometry(config)
-        if not state:
-            return out
-        out.map = LocalMap.restored(_part(state, "map"))
-        out.calibration = Calibration.restored(_part(state, "calibration"))
-        own = _part(state, "own")
-        running, out.misses, is_stated = own["flags"].tolist()
-        out.running, out.is_stated = bool(running), bool(is_stated)
-        out.pose, out.motion = SE3.from_matrix(own["pose"]), SE3.from_matrix(own["motion"])
-        out.grey, out.moving, out.camera = own["grey"], own["moving"], own["camera"]
-        return out
+        return np.median(depth[np.argsort(distance, axis=1)[:, :_NUM_NEIGHBOURS]], axis=1)
 
 
 def assumed_camera(config: FeaturesConfig, intrinsics: Pinhole | None, grey: Image) -> Array:
@@ -168,8 +143,3 @@ def assumed_camera(config: FeaturesConfig, intrinsics: Pinhole | None, grey: Ima
     height, width = grey.shape
     known = intrinsics or Pinhole.from_fov(config.assumed_fov_deg, width, height)
     return camera_of(known.resized(width, height), config.radial)
-
-
-def _part(state: Mapping[str, NDArray], name: str) -> dict[str, NDArray]:
-    prefix = f"{name}/"
-    return {key.removeprefix(prefix): value.copy() for key, value in state.items() if key.startswith(prefix)}

@@ -4,6 +4,7 @@ and once more with points that have come back into sight.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,6 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features import tracking
-from anchor3r.predictors.features.alignment import Image, align
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap
 from anchor3r.predictors.features.projection import (
@@ -20,8 +20,18 @@ from anchor3r.predictors.features.projection import (
     reprojection_errors,
     triangulate,
 )
+from anchor3r.predictors.features.tracking import Image, align
 
-_MIN_AGREEING = 0.5
+_POSE_STEPS = (10, 5)
+"""Gauss–Newton steps with every point, and then without those that disagree."""
+_TRIANGULATION_STEPS = 2
+"""Gauss–Newton steps for a point that will be triangulated again at the next keyframe."""
+_MEASURABLE_RAD = math.radians(0.1)
+"""Angle between two rays, a fifth of a pixel or so, below which they say nothing of a point's depth."""
+_MIN_AREA = 0.05
+"""Of a template's pixel in the image, in pixels; less has shrunk to nothing or is seen from behind."""
+_MATCHES_NOTHING = 0.1 * np.eye(2)
+"""current_from_template that no template is large enough for."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ def _attempt(
     if rough is None:
         return None
     warps = template_warps(local_map, camera, rough.pose, which)
-    aligned, correlation = align(grey, points.template[which], warps, pixel, config.patch_radius, 10)
+    aligned, correlation = align(grey, points.template[which], warps, pixel, config.patch_radius)
     near = np.linalg.norm(aligned - pixel, axis=1) < config.max_error_px
     pinned = (correlation > config.min_correlation) & near
     posed = _solve(local_map, camera, config, rough.pose, which[pinned], aligned[pinned])
@@ -92,7 +102,7 @@ def _with_returned(
     visible = (in_camera[:, 2] > 0) & ((expected > 0) & (expected < [width, height])).all(axis=1)
     which, expected = which[visible], expected[visible]
     warps = template_warps(local_map, camera, posed.pose, which)
-    pixel, correlation = align(grey, points.template[which], warps, expected, config.patch_radius, 10)
+    pixel, correlation = align(grey, points.template[which], warps, expected, config.patch_radius)
     near = np.linalg.norm(pixel - expected, axis=1) < config.max_error_px
     back = (correlation > config.min_correlation) & near
     which, pixel = np.concatenate([posed.which, which[back]]), np.concatenate([posed.pixel, pixel[back]])
@@ -119,7 +129,7 @@ def _solve(
     pose = guess
     information: Array = np.zeros((6, 6))
     agreeing = np.ones(len(uv), bool)
-    for iterations in (10, 5):
+    for iterations in _POSE_STEPS:
         rotation, translation, information = adjust_pose(
             pose.rotation,
             pose.translation,
@@ -131,7 +141,7 @@ def _solve(
         )
         pose = SE3(rotation, translation)
         agreeing = reprojection_errors(pose, camera, position, uv) < 2 * config.max_error_px
-        if agreeing.sum() < max(config.min_points, _MIN_AGREEING * len(uv)):
+        if agreeing.sum() < max(config.min_points, config.min_agreeing * len(uv)):
             return None
     return Posed(pose, information, which, pixel, np.empty((0, 2)))
 
@@ -142,18 +152,23 @@ def _without_outliers(local_map: LocalMap, camera: Array, config: FeaturesConfig
     mature = points.mature[which]
     good = reprojection_errors(posed.pose, camera, points.position[which], pixel) < config.max_error_px
     good |= ~mature
-    for home in np.unique(points.home[which[~mature]]):
-        row = int(np.searchsorted(local_map.frames, home))
-        young = np.flatnonzero(~mature & (points.home[which] == home))
-        position, error, parallax = triangulate(
-            np.stack([local_map.poses.rotation[row], posed.pose.rotation]),
-            np.stack([local_map.poses.translation[row], posed.pose.translation]),
-            camera, np.stack([local_map.observed[row, which[young]], pixel[young]]), 2,
-        )  # fmt: skip
-        measured = parallax > np.radians(0.1)
-        fits = measured & (error < config.max_error_px)
-        points.position[which[young[fits]]] = position[fits]
-        good[young[measured & ~fits]] = False
+    young = np.flatnonzero(~mature)
+    home = np.searchsorted(local_map.frames, points.home[which[young]])
+    # Each by the keyframe that it was first seen in and this frame.
+    observed = np.full((len(local_map) + 1, len(young), 2), np.nan)
+    observed[home, np.arange(len(young))] = local_map.observed[home, which[young]]
+    observed[-1] = pixel[young]
+    position, error, parallax = triangulate(
+        np.concatenate([local_map.poses.rotation, posed.pose.rotation[None]]),
+        np.concatenate([local_map.poses.translation, posed.pose.translation[None]]),
+        camera,
+        observed,
+        _TRIANGULATION_STEPS,
+    )
+    measured = parallax > _MEASURABLE_RAD
+    fits = measured & (error < config.max_error_px)
+    points.position[which[young[fits]]] = position[fits]
+    good[young[measured & ~fits]] = False
     return Posed(posed.pose, posed.information, which[good], pixel[good], pixel[~good])
 
 
@@ -169,7 +184,5 @@ def template_warps(local_map: LocalMap, camera: Array, pose: SE3, which: NDArray
         ahead, behind = here_from_home.apply(at_home + half_pixel), here_from_home.apply(at_home - half_pixel)
         steps.append(project(camera, ahead) - project(camera, behind))
     current_from_template = np.stack(steps, axis=-1)
-    # A template that has shrunk to nothing or is seen from behind matches nothing: too large a warp says so.
-    flat = np.linalg.det(current_from_template) < 0.05
-    current_from_template[flat] = 0.1 * np.eye(2)
+    current_from_template[np.linalg.det(current_from_template) < _MIN_AREA] = _MATCHES_NOTHING
     return np.linalg.inv(current_from_template)

@@ -11,28 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
+from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
-from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.depth_completion import PointMap, densified
-from anchor3r.predictors.features.initialisation import start
+from anchor3r.predictors.features.depth_completion import DensePoints, densified
+from anchor3r.predictors.features.initialisation import initialise
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
+from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
+from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
 
 _FOCAL_BIAS = 0.02
 """Relative error of a self-calibrated focal length that more windows do not average out; a rough value."""
-_START_KEYFRAMES = 4
-"""Of the frames that waited for a start, so many stay in the local map."""
 
 
 class FeaturesPredictor(Predictor):
@@ -40,7 +39,6 @@ class FeaturesPredictor(Predictor):
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()
-        cv2.setNumThreads(1)
         self.reset()
 
     @property
@@ -57,17 +55,15 @@ class FeaturesPredictor(Predictor):
 
     def reset(self) -> None:
         self._odometry = Odometry(self.config)
-        self._width_px = 0  # of the source's images
 
     def step(self, frame: Frame) -> WindowPrediction:
         grey, odometry = self._working(frame), self._odometry
         if odometry.calibration is None:
-            odometry.calibrate_from(frame.intrinsics, grey)
-            self._width_px = frame.image.shape[1]
+            odometry.calibrate_from(frame, grey)
         if len(odometry.map) == 0:
             odometry.begin(frame.index, grey)
             return _nothing(frame, WindowStatus.INITIALISING)
-        return self._track(frame, grey) if odometry.running else self._start(frame, grey)
+        return self._track(frame, grey) if odometry.running else self._initialise(frame, grey)
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         grey = self._working(anchor)
@@ -79,15 +75,11 @@ class FeaturesPredictor(Predictor):
         points = densified(grey, camera, related.pixel, related.depth, np.empty((0, 2)))
         return _window(anchor, grey, camera, indices[related.rows], related.member_from_anchor, points)
 
-    def snapshot(self) -> dict[str, NDArray]:
-        state = self._odometry.snapshot()
-        return state | {"width_px": np.array(self._width_px)} if state else {}
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        return to_arrays(self._odometry)
 
-    def restore(self, state: Mapping[str, NDArray]) -> None:
-        self.reset()
-        if state:
-            self._odometry = Odometry.restored(self.config, state)
-            self._width_px = int(state["width_px"])
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._odometry = replace(from_arrays(Odometry, state), config=self.config)
 
     @property
     def calibration(self) -> tuple[Array, Array]:
@@ -104,13 +96,15 @@ class FeaturesPredictor(Predictor):
         if odometry.calibration is None:
             return None
         mean, sigma = self.calibration
-        focal_px = float(np.exp(mean[0])) * self._width_px / odometry.grey.shape[1]
+        focal_px = float(np.exp(mean[0])) * odometry.source_width_px / odometry.grey.shape[1]
         return {
             "stated": odometry.is_stated,
             "focal_px": focal_px,
             "focal_sigma_px": focal_px * float(sigma[0]),
             "k1": float(mean[3]),
+            "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
+            "k2_sigma": float(sigma[4]),
         }
 
     def _working(self, frame: Frame) -> Image:
@@ -123,13 +117,13 @@ class FeaturesPredictor(Predictor):
             return assumed_camera(self.config, frame.intrinsics, grey)
         return np.concatenate([camera[:4] * (grey.shape[1] / streamed.shape[1]), camera[4:]])
 
-    def _start(self, frame: Frame, grey: Image) -> WindowPrediction:
-        started = start(self._odometry, frame.index, grey)
+    def _initialise(self, frame: Frame, grey: Image) -> WindowPrediction:
+        started = initialise(self._odometry, frame.index, grey)
         if started is None:
             return _nothing(frame, WindowStatus.INITIALISING)
         self._odometry, m = started, started.map
         prediction = self._measured(frame, len(m), np.zeros((6, 6)))
-        kept = np.linspace(0, len(m) - 1, _START_KEYFRAMES).astype(int)
+        kept = np.linspace(0, len(m) - 1, self.config.start_keyframes).astype(int)
         m.keep_keyframes(np.isin(np.arange(len(m)), kept))
         started.add_corners(frame.index, grey)
         return prediction
@@ -149,10 +143,10 @@ class FeaturesPredictor(Predictor):
         m.add_keyframe(frame.index, odometry.pose)
         odometry.adjust(odometry.num_free)
         prediction = self._measured(frame, self.window - 1, np.zeros((6, 6)))
-        unit_sigma = m.unit_sigma(odometry.num_free)
+        log_scale_sigma = m.log_scale_sigma(odometry.num_free)
         m.keep_keyframes(np.arange(len(m)) >= len(m) - self.config.memory)
         odometry.add_corners(frame.index, grey)
-        return replace(prediction, log_scale_sigma=unit_sigma)
+        return replace(prediction, log_scale_sigma=log_scale_sigma)
 
     def _measured(self, frame: Frame, num_members: int, spread: Array) -> WindowPrediction:
         """The window of the newest keyframes, seen from the frame just posed.
@@ -169,7 +163,7 @@ class FeaturesPredictor(Predictor):
         )
         return replace(window, covariance=np.asarray(covariance, np.float64))
 
-    def _point_map(self) -> PointMap:
+    def _point_map(self) -> DensePoints:
         """What the trusted points that the frame sees tell of its depths."""
         odometry, points = self._odometry, self._odometry.map.points
         which = np.flatnonzero(points.followed & points.mature)
@@ -191,7 +185,12 @@ def _nothing(frame: Frame, status: WindowStatus) -> WindowPrediction:
 
 
 def _window(
-    anchor: Frame, grey: Image, camera: Array, members: NDArray, member_from_anchor: SE3, points: PointMap
+    anchor: Frame,
+    grey: Image,
+    camera: Array,
+    members: NDArray[np.int64],
+    member_from_anchor: SE3,
+    points: DensePoints,
 ) -> WindowPrediction:
     """A good window; grey and camera are of the working image."""
     height, width = anchor.image.shape[:2]
@@ -202,6 +201,6 @@ def _window(
         member_from_anchor_translation=np.asarray(member_from_anchor.translation, np.float64),
         confidence=np.ones(len(members)),
         points_in_anchor=points.points,
-        points_confidence=points.confidence,
+        points_confidence=FEATURES.probability(points.depth_sigma),
         intrinsics=pinhole_of(camera, grey.shape[1], grey.shape[0]).resized(width, height),
     )

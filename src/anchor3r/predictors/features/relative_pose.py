@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, so3_exp
-from anchor3r.predictors.features.alignment import Image
 from anchor3r.predictors.features.bundle_adjustment import adjust_window
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.projection import (
@@ -24,6 +23,7 @@ from anchor3r.predictors.features.projection import (
     reprojection_errors,
     triangulate,
 )
+from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.twoview import TwoView, relate_two_views
 
 _NUM_KEYPOINTS = 1000

@@ -1,4 +1,4 @@
-"""Two views that start a local map: essential matrix, motion, first points, and whether to believe them."""
+"""Two-view geometry: essential matrix or homography, relative pose, points, and whether to believe them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from anchor3r.predictors.features.projection import rays, triangulate
 
 _FAR = 1e4
 """Points farther than this many baselines do not count as in front of the cameras."""
+_RANSAC_CERTAINTY = 0.9999
+"""Probability with which RANSAC draws one sample without a mismatch."""
+_FLAT_SLACK, _FLAT_POINT_SLACK = 3.0, 4.0
+"""A surface that is nearly flat misses its homography, and then its two-view points, by this many times the
+error that is allowed elsewhere."""
+_TRIANGULATION_STEPS = 3
+"""Gauss–Newton steps from where the two rays meet."""
+_NO_MOTION = 1e-9
+"""Translation of a homography, in distances to its plane, that is none."""
 
 
 @dataclass(frozen=True)
 class TwoView:
-    """A relative pose whose unit is the median depth of its points."""
+    """A relative pose in the scale in which the median depth of its points is 1."""
 
     second_from_first: SE3
     position: Array
@@ -42,7 +51,12 @@ def relate_two_views(
         return None
     one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
     essential, inlier = cv2.findEssentialMat(
-        one, other, np.eye(3), method=cv2.USAC_MAGSAC, prob=0.9999, threshold=max_error_px / camera[0]
+        one,
+        other,
+        np.eye(3),
+        method=cv2.USAC_MAGSAC,
+        prob=_RANSAC_CERTAINTY,
+        threshold=max_error_px / camera[0],
     )
     if essential is None or essential.shape != (3, 3):
         return None
@@ -63,17 +77,17 @@ def relate_views_of_a_plane(
     Of a plane there are two, and little tells which is the true one; there may be points off the plane.
     """
     one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
-    homography, _ = cv2.findHomography(one, other, cv2.USAC_MAGSAC, 3 * max_error_px / camera[0])
+    homography, _ = cv2.findHomography(one, other, cv2.USAC_MAGSAC, _FLAT_SLACK * max_error_px / camera[0])
     if homography is None:
         return []
     _, rotations, translations, _ = cv2.decomposeHomographyMat(homography, np.eye(3))
     found = []
     for rotation, translation in zip(rotations, translations, strict=True):
         length = float(np.linalg.norm(translation))
-        if length < 1e-9:
+        if length < _NO_MOTION:
             continue
         pose = SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0] / length)
-        two = _with_points(pose, first, second, camera, 4 * max_error_px, min_points)
+        two = _with_points(pose, first, second, camera, _FLAT_POINT_SLACK * max_error_px, min_points)
         found += [] if two is None else [two]
     return found
 
@@ -83,10 +97,12 @@ def _with_points(
 ) -> TwoView | None:
     rotations = np.stack([np.eye(3), pose.rotation])
     translations = np.stack([np.zeros(3), pose.translation])
-    position, error, parallax = triangulate(rotations, translations, camera, np.stack([first, second]), 3)
+    position, error, parallax = triangulate(
+        rotations, translations, camera, np.stack([first, second]), _TRIANGULATION_STEPS
+    )
     believed = error < max_error_px
     if believed.sum() < needed:
         return None
-    unit = float(np.median(position[believed, 2]))
+    depth = float(np.median(position[believed, 2]))
     position[~believed] = np.nan
-    return TwoView(SE3(pose.rotation, pose.translation / unit), position / unit, parallax)
+    return TwoView(SE3(pose.rotation, pose.translation / depth), position / depth, parallax)

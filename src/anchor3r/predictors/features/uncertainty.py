@@ -1,4 +1,4 @@
-"""How well a window is known: from the information of an adjustment to the spread of its edges and its unit.
+"""How well a window is known: from the information of an adjustment to the spread of its edges and its scale.
 
 Poses are perturbed on the left, x ← x + ω × x + v in the camera, as everywhere in this package; edges on the
 right, as the graph has them. Perturbations are (ω, v).
@@ -13,13 +13,18 @@ import numpy as np
 from anchor3r.geometry import SE3, Array, hat
 from anchor3r.predictors.features.projection import CALIBRATION_SIZE
 
-_MEDIAN_LENGTH = 1.1774  # of a 2-vector of unit Gaussians
+_MEDIAN_LENGTH = 1.1774
+"""Median length of a vector of two standard Gaussians: √(2 ln 2)."""
 _LEAST_NOISE_PX = 0.05
+"""No observation is taken for better than this: images are sampled, and lenses have more than two terms."""
 _SHARED = 4.0
 """Variance of a pose over what independent errors of its observations would make. An observation errs as the
 same point's others do (its template, what the surface looks like from elsewhere), so that they tell less than
 their number. A rough value: on real video errors are larger still."""
-_MAX_UNIT_SIGMA = 0.3
+_MAX_LOG_SCALE_SIGMA = 0.3
+"""Spread of a scale of which nothing is known: a camera does not change its speed by more in one keyframe."""
+_RIDGE = 1e-9
+"""Of the mean information of a parameter: makes the directions solvable that nothing is known about."""
 
 
 def noise_variance(errors_px: Array) -> float:
@@ -34,8 +39,8 @@ def edges_to_newest(keyframes: SE3, information: Array, num_free: int) -> Array:
     information (6f + c, 6f + c) is of the newest f keyframes and the calibration, which is taken as known.
     """
     poses = information[:-CALIBRATION_SIZE, :-CALIBRATION_SIZE]
-    # Poses of a map that is starting are known up to their unit only: the ridge stands for that.
-    ridge = (1e-9 * np.trace(poses) / len(poses) + 1e-9) * np.eye(len(poses))
+    # Poses of a map that is starting are known up to their scale only: the ridge stands for that.
+    ridge = (_RIDGE * np.trace(poses) / len(poses) + _RIDGE) * np.eye(len(poses))
     covariance = np.linalg.inv(poses + ridge)
     own = covariance[-6:, -6:]
     out = np.broadcast_to(own, (len(keyframes), 6, 6)).copy()
@@ -54,18 +59,18 @@ def carried(covariance: Array, newest_from_anchor: SE3, anchor_covariance: Array
     return carry @ covariance @ carry.T + anchor_covariance
 
 
-def unit_sigma(member_from_newest: SE3, covariance: Array, num_steps: int) -> float:
-    """Spread of the logarithm of a window's unit over the one before, a keyframe ago.
+def log_scale_sigma(member_from_newest: SE3, covariance: Array, num_steps: int) -> float:
+    """Spread of the logarithm of a window's scale over the one before, a keyframe ago.
 
     What is known is the spread of the distance across the keyframes that were free to move, given those that
-    were not. If each of num_steps steps between them changed the unit a little, at random, a mean over them
+    were not. If each of num_steps steps between them changed the scale a little, at random, a mean over them
     has a third of the variance of their sum.
     """
     away = member_from_newest.translation
     distance_sq = max(float(away @ away), 1e-100)
     direction = member_from_newest.rotation.T @ away  # right perturbations move along the newest's axes
     variance = float(direction @ covariance[3:, 3:] @ direction) / distance_sq**2
-    return min(_MAX_UNIT_SIGMA, math.sqrt(3 / num_steps * variance))
+    return min(_MAX_LOG_SCALE_SIGMA, math.sqrt(3 / num_steps * variance))
 
 
 def adjoint(pose: SE3) -> Array:
