@@ -53,7 +53,7 @@ def test_reads_poses_edges_and_information_in_our_order(tmp_path: Path) -> None:
     edges = file.graph.edges
     assert_array_equal(edges.frame_i, [0, 1])
     assert_array_equal(edges.frame_t, [1, 7])
-    assert_array_equal(edges.kind, [EdgeKind.WINDOW, EdgeKind.LOOP])
+    assert_array_equal(edges.kind, [EdgeKind.WINDOW, EdgeKind.WINDOW])  # vertex 7 follows vertex 1
     assert_allclose(edges.translation, [[1, 0, 0], [0, 2, 0]])
     assert_array_equal(edges.information[0], np.diag([4, 5, 6, 1, 2, 3]))
     true = file.camera_from_world[:1] @ file.camera_from_world[1:2].inverse()
@@ -119,7 +119,8 @@ def test_unknown_information_is_written_as_identity(tmp_path: Path) -> None:
         (7, f"EDGE_SE3:QUAT 0 3 1 0 0 0 0 0.6 0.8 {INFORMATION}", "does not have"),
         (7, f"EDGE_SE3:QUAT 1 1 1 0 0 0 0 0.6 0.8 {INFORMATION}", "with itself"),
         (7, "EDGE_SE3:QUAT 0 1 1 0 0 0 0 0.6 0.8 1 0 0", "followed by 30 numbers, found 12"),
-        (7, f"EDGE_SE3:QUAT 0 1 1 0 0 0 0 0.6 0.8 -{INFORMATION}", "indefinite"),
+        (7, f"EDGE_SE3:QUAT 0 1 1e200 0 0 0 0 0.6 0.8 {INFORMATION}", "beyond 1e"),
+        (7, f"EDGE_SE3:QUAT 0 1 nan 0 0 0 0 0.6 0.8 {INFORMATION}", "not finite"),
         (7, f"EDGE_SE3:QUAT 0 1 1 0 0 0 0 0.6 0.8 inf{INFORMATION[1:]}", "not finite"),
     ],
 )
@@ -128,6 +129,44 @@ def test_names_the_line_that_is_wrong(tmp_path: Path, number: int, line: str, re
     lines[number - 1] = line
     with pytest.raises(Anchor3RError, match=rf"graph\.g2o, line {number}: .*{reason}"):
         read_g2o(written(tmp_path, lines))
+
+
+def test_kinds_and_groups_come_back(tmp_path: Path) -> None:
+    """Here they are what nobody would infer: a loop between neighbours, groups that are not in order."""
+    kind, group = [EdgeKind.LOOP, EdgeKind.WINDOW, EdgeKind.WINDOW, EdgeKind.PRIOR], [7, 2, 2, 0]
+    edges = Edges.of(
+        [0, 1, 2, 0], [1, 2, 3, 3], np.eye(3), 1.0, kind=kind, group=group, information=np.eye(6)
+    )
+    write_g2o(tmp_path / "graph.g2o", MotionGraph(edges), np.arange(4), SE3.identity(4))
+    back = read_g2o(tmp_path / "graph.g2o").graph.edges
+    assert_array_equal(back.kind, kind)
+    assert_array_equal(back.group, group)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# anchor3r edges 5 0 0", "# anchor3r edges 2 9 0", "# anchor3r edges x 0 0"]
+)
+def test_comments_that_do_not_fit_the_edges_are_only_comments(tmp_path: Path, comment: str) -> None:
+    edges = read_g2o(written(tmp_path, [*GOOD, comment])).graph.edges
+    assert_array_equal(edges.kind, [EdgeKind.WINDOW] * 2)
+
+
+def test_gtsam_reads_what_is_written(tmp_path: Path) -> None:
+    gtsam = pytest.importorskip("gtsam")
+    edges = Edges.of([0, 1], [1, 2], np.eye(3), [1.0, 2, 3], information=np.eye(6))
+    write_g2o(tmp_path / "graph.g2o", MotionGraph(edges), np.arange(3), SE3.identity(3))
+    graph, values = gtsam.readG2o(str(tmp_path / "graph.g2o"), True)
+    assert (graph.size(), values.size()) == (2, 3)
+
+
+def test_an_indefinite_matrix_is_replaced_by_the_nearest(tmp_path: Path) -> None:
+    lines = list(GOOD)
+    lines[6] = f"EDGE_SE3:QUAT 0 1 1 0 0 0 0 0.6 0.8 -{INFORMATION}"
+    file = read_g2o(written(tmp_path, lines))
+    assert file.num_replaced == 1
+    assert_allclose(file.graph.edges.information[0], np.diag([4, 5, 6, 0, 2, 3]), atol=1e-12)
+    assert_array_equal(file.graph.edges.information[1], np.diag([4, 5, 6, 1, 2, 3]))
+    assert read_g2o(written(tmp_path, GOOD)).num_replaced == 0
 
 
 def test_refuses_files_without_edges(tmp_path: Path) -> None:

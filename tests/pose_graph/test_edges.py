@@ -60,6 +60,8 @@ def spoiled(name: str, value: object) -> Edges:
         ("rotation", 2 * np.eye(3), "not a rotation"),
         ("rotation", np.diag([1.0, 1.0, -1.0]), "not a rotation"),
         ("translation", np.inf, "translation that is not finite"),
+        ("translation", 1e200, "translation beyond"),
+        ("information", 1e200 * np.eye(6), "information matrix with entries beyond"),
         ("weight", -1.0, "weight"),
         ("weight", np.nan, "weight"),
         ("frame_i", -3, "negative frame index"),

@@ -246,3 +246,14 @@ def test_robust_loss_on_a_public_graph_without_outliers(shared: Path) -> None:
     refined, _ = refine_poses(file.graph, file.camera_from_world)
     assert refined.events is not None
     assert refined.events.accepted.all()
+
+
+def test_a_cost_that_is_not_finite_never_counts_as_converged() -> None:
+    """Matrices so large that their squares overflow."""
+    poses, edges = noisy_graph(9)
+    huge = replace(edges, information=np.tile(1e308 * np.eye(6), (len(edges), 1, 1)))
+    far = SE3(poses.rotation, 1e3 * poses.translation)
+    with np.errstate(over="ignore", invalid="ignore"):
+        _, report = refine_poses(MotionGraph(huge), far)
+    assert not np.isfinite(report.cost)
+    assert report.status is Status.STALLED

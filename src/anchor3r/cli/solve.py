@@ -77,6 +77,12 @@ def _read(path: Path) -> tuple[MotionGraph, SE3 | None]:
 
     if path.suffix == ".g2o":
         file = read_g2o(path)
+        if file.num_replaced:
+            print(
+                f"anchor3r: {path}: {file.num_replaced} of {len(file.graph)} information matrices were not "
+                "positive definite; each was replaced by the nearest without negative eigenvalues",
+                file=sys.stderr,
+            )
         at = np.searchsorted(file.frames, file.graph.frames())
         return file.graph, file.camera_from_world[at] if len(file.frames) else None
     if path.suffix != ".npz":
@@ -104,9 +110,26 @@ def _solve(
     elif method == "decoupled":
         poses, report = average_motion(graph.edges, start, topology=topology)
     else:
-        refined, report = refine_poses(graph, start, RefineConfig(loss=loss))
+        refined, report = refine_poses(_informed(graph, loss), start, RefineConfig(loss=loss))
         poses = refined.camera_from_world
     return poses, report, watch.seconds()
+
+
+def _informed(graph: MotionGraph, loss: str) -> MotionGraph:
+    """Without matrices that are all the identity, if the loss is robust: they tell nothing about the noise.
+
+    The robust loss then measures it on the graph; plain least squares takes the matrices as they are.
+    """
+    from dataclasses import replace
+
+    import numpy as np
+
+    edges = graph.edges
+    if loss == "none" or not np.array_equal(
+        edges.information, np.broadcast_to(np.eye(6), (len(edges), 6, 6))
+    ):
+        return graph
+    return type(graph)(replace(edges, information=np.broadcast_to(np.nan, (len(edges), 6, 6))))
 
 
 def _write_poses(out: Path, graph: MotionGraph, poses: SE3) -> None:

@@ -8,9 +8,14 @@ Poses are inverted to camera_from_world. The file orders information translation
 is taken to belong to the rotation vector and translation of a right perturbation of the measurement, as GTSAM
 reads it (and not to the quaternion's vector part, which is half as long).
 
-The format has neither kinds nor groups nor weights. Read: edges of neighbouring vertices are windows, all
-others loops, each a group of its own, weight 1. Written: information times weight; identity where unknown.
-Blank lines, comments (#), PARAMS_… and FIX lines are skipped: solvers hold the first frame of each component.
+The format has neither kinds nor groups nor weights. Written: information times weight (identity where
+unknown), kinds and groups in comments, which other programs skip, one for each run of edges that share them:
+
+    # anchor3r edges COUNT KIND GROUP
+
+Read: weight 1; kinds and groups from such comments if they count all edges, else inferred (`grouping`). A
+matrix that is not positive definite is replaced by the nearest that is not indefinite, with a warning. Blank
+lines, other comments, PARAMS_… and FIX lines are skipped: solvers hold the first frame of each component.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, quat_from_rotation, rotation_from_quat
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.grouping import Grouping, infer_groups
 
 _VERTEX, _EDGE = "VERTEX_SE3:QUAT", "EDGE_SE3:QUAT"
 _NUM_INDICES, _NUM_VALUES = {_VERTEX: 1, _EDGE: 2}, {_VERTEX: 7, _EDGE: 28}
@@ -31,7 +37,9 @@ _SKIPPED = ("#", "PARAMS_", "FIX")
 _UPPER = np.triu_indices(6)
 _ROTATION_FIRST = np.array([3, 4, 5, 0, 1, 2])
 _QUATERNION_TOLERANCE = 1e-2  # of the length: files are printed with few digits
-_INDEFINITE = -1e-6  # a smallest eigenvalue below this part of the largest is not rounding
+_ROUNDING = 1e-6  # a smallest eigenvalue above minus this part of the largest is nothing to warn of
+_RUN = "# anchor3r edges"
+_LARGEST = 1e100  # a number that can still be squared and weighed
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class G2oFile:
     """(v,) indices of the vertices, ascending"""
     camera_from_world: SE3
     """(v,) their poses"""
+    num_replaced: int = 0
+    """edges whose information was indefinite"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class _Lines:
 
 def read_g2o(path: Path) -> G2oFile:
     """Reads a 3-D pose graph; names the file and the line of anything that is wrong."""
-    lines = _parse(path)
+    lines, runs = _parse(path)
     vertices, edges = lines[_VERTEX], lines[_EDGE]
     if len(edges.number) == 0:
         raise Anchor3RError(f"{path}: no {_EDGE} line in it; expected a 3-D pose graph in g2o form")
@@ -71,37 +81,60 @@ def read_g2o(path: Path) -> G2oFile:
         _refuse(path, edges, missing, "an edge of a vertex that the file does not have")
     _refuse(path, edges, edges.index[:, 0] == edges.index[:, 1], "an edge of a vertex with itself")
     world_from_vertex = _poses(path, vertices)[first]
-    return G2oFile(_graph(path, edges), frames, world_from_vertex.inverse())
+    graph, num_replaced = _graph(path, edges, runs)
+    return G2oFile(graph, frames, world_from_vertex.inverse(), num_replaced)
 
 
-def _graph(path: Path, lines: _Lines) -> MotionGraph:
+def _graph(path: Path, lines: _Lines, runs: list[list[int]]) -> tuple[MotionGraph, int]:
+    """The graph and how many of its matrices were replaced."""
     i_from_j = _poses(path, lines)
     m = len(lines.number)
     information = np.zeros((m, 6, 6))
     information[:, _UPPER[0], _UPPER[1]] = lines.value[:, 7:]
     information[:, _UPPER[1], _UPPER[0]] = lines.value[:, 7:]
-    eigenvalues = np.linalg.eigvalsh(information)
-    _refuse(
-        path, lines, eigenvalues[:, 0] < _INDEFINITE * eigenvalues[:, -1].clip(0), "indefinite information"
-    )
-    neighbours = np.abs(lines.index[:, 0] - lines.index[:, 1]) == 1
-    edges = Edges(
-        frame_i=lines.index[:, 0], frame_t=lines.index[:, 1],
-        rotation=np.asarray(i_from_j.rotation, np.float64),
-        translation=np.asarray(i_from_j.translation, np.float64), weight=np.ones(m),
-        kind=np.where(neighbours, EdgeKind.WINDOW, EdgeKind.LOOP).astype(np.int8), group=np.arange(m),
-        log_scale_ratio=np.full(m, np.nan), log_scale_sigma=np.full(m, np.nan),
+    information, num_replaced = _semidefinite(information)
+    kind, group = _told_groups(runs, m) or infer_groups(lines.index[:, 0], lines.index[:, 1])
+    edges = Edges.of(
+        lines.index[:, 0], lines.index[:, 1], i_from_j.rotation, i_from_j.translation, kind=kind, group=group,
         information=information[:, _ROTATION_FIRST[:, None], _ROTATION_FIRST],
     )  # fmt: skip
-    return MotionGraph(edges)
+    return MotionGraph(edges), num_replaced
 
 
-def _parse(path: Path) -> dict[str, _Lines]:
+def _semidefinite(matrices: NDArray[np.float64]) -> tuple[NDArray[np.float64], int]:
+    """The nearest matrices (m, 6, 6) without negative eigenvalues, and how many those of rounding apart were.
+
+    Eigenvalues below zero become zero, which is the nearest in the Frobenius norm: such an edge says nothing
+    about that direction.
+    """
+    eigenvalues, vectors = np.linalg.eigh(matrices)
+    negative = eigenvalues[:, 0] < 0
+    indefinite = eigenvalues[:, 0] < -_ROUNDING * eigenvalues[:, -1].clip(0)
+    scaled = vectors[negative] * eigenvalues[negative].clip(0)[:, None, :]
+    matrices[negative] = scaled @ np.swapaxes(vectors[negative], 1, 2)
+    return matrices, int(indefinite.sum())
+
+
+def _told_groups(runs: list[list[int]], num_edges: int) -> Grouping | None:
+    """Kinds and groups as the comments tell them; None if there are none or they belong to other edges."""
+    if any(kind not in list(EdgeKind) or min(count, group) < 0 for count, kind, group in runs):
+        return None
+    if num_edges == 0 or sum(count for count, _, _ in runs) != num_edges:
+        return None
+    count, kind, group = np.array(runs, np.int64).T
+    return Grouping(np.repeat(kind, count).astype(np.int8), np.repeat(group, count))
+
+
+def _parse(path: Path) -> tuple[dict[str, _Lines], list[list[int]]]:
+    """The lines by their kind, and count, kind and group of the runs of edges that comments tell of."""
+    runs: list[list[int]] = []
     found: dict[str, list[tuple[int, list[str]]]] = {_VERTEX: [], _EDGE: []}
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 words = line.split()
+                if line.startswith(_RUN) and len(words) == 6 and all(w.isdecimal() for w in words[3:]):
+                    runs.append([int(word) for word in words[3:]])
                 if not words or words[0].startswith(_SKIPPED):
                     continue
                 if words[0] not in found:
@@ -113,7 +146,7 @@ def _parse(path: Path) -> dict[str, _Lines]:
         raise Anchor3RError(
             f"{path} is not a text file ({error}); expected a pose graph in g2o form"
         ) from error
-    return {tag: _numbers(path, tag, lines) for tag, lines in found.items()}
+    return {tag: _numbers(path, tag, lines) for tag, lines in found.items()}, runs
 
 
 def _unknown(tag: str) -> str:
@@ -145,6 +178,8 @@ def _numbers(path: Path, tag: str, lines: list[tuple[int, list[str]]]) -> _Lines
     parsed = _Lines(line_numbers, index.reshape(-1, num_indices), value.reshape(-1, num_values))
     _refuse(path, parsed, np.any(parsed.index < 0, axis=1), "a negative index")
     _refuse(path, parsed, np.any(~np.isfinite(parsed.value), axis=1), "a number that is not finite")
+    too_large = np.any(np.abs(parsed.value) > _LARGEST, axis=1)
+    _refuse(path, parsed, too_large, f"a number beyond {_LARGEST:g}, which cannot be computed with")
     return parsed
 
 
@@ -177,8 +212,18 @@ def write_g2o(path: Path, graph: MotionGraph, frames: NDArray[np.int64], camera_
                 file.write(f"{_VERTEX} {frame} {_joined(row)}\n")
             for i, t, row in zip(edges.frame_i, edges.frame_t, edge_values.tolist(), strict=True):
                 file.write(f"{_EDGE} {i} {t} {_joined(row)}\n")
+            for count, kind, group in _runs(edges):
+                file.write(f"{_RUN} {count} {kind} {group}\n")
     except OSError as error:
         raise Anchor3RError(f"cannot write {path}: {error.strerror}; choose another place") from error
+
+
+def _runs(edges: Edges) -> list[list[int]]:
+    """Count, kind and group of neighbouring edges that share them."""
+    both = np.stack([edges.kind.astype(np.int64), edges.group])
+    first = np.flatnonzero(np.any(np.diff(both, prepend=-1) != 0, axis=0))
+    count = np.diff(np.append(first, len(edges)))
+    return np.concatenate([count[None], both[:, first]]).T.tolist()
 
 
 def _pose_values(poses: SE3) -> NDArray[np.floating]:

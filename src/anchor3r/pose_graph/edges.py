@@ -122,6 +122,7 @@ class MotionGraph:
         return np.unique(np.concatenate([self.edges.frame_i, self.edges.frame_t]))
 
 
+_LARGEST = 1e100  # a number that can still be squared and weighed
 _ROTATION_TOLERANCE = 1e-3  # of RᵀR - 1: single precision and printed digits pass, garbage does not
 
 
@@ -139,6 +140,9 @@ def check_edges(edges: Edges, source: str) -> None:
         "a frame joined to itself": edges.frame_i == edges.frame_t,
         "a rotation that is not finite": ~finite,
         "a translation that is not finite": ~np.isfinite(edges.translation).all(1),
+        f"a translation beyond {_LARGEST:g}": ~(np.abs(np.nan_to_num(edges.translation)) <= _LARGEST).all(1),
+        f"an information matrix with entries beyond {_LARGEST:g}": edges.has_information()
+        & ~(np.abs(edges.information) <= _LARGEST).all((1, 2)),
         "a weight that is not finite and >= 0": ~(np.isfinite(edges.weight) & (edges.weight >= 0)),
         "a matrix that is not a rotation": (np.abs(gram).max((1, 2)) > _ROTATION_TOLERANCE)
         | (np.linalg.det(rotation) < 0),

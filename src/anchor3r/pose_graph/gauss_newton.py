@@ -83,6 +83,8 @@ def minimise(
     exact = _EXACT * len(problem.edges.i)
     initial_cost, damping, inner, iterations = model.cost, 0.0, 0, 0
     status = Status.CONVERGED if model.cost <= exact else Status.MAX_ITERATIONS
+    if not np.isfinite(model.cost):
+        status = Status.STALLED
     while iterations < max_iterations and status is Status.MAX_ITERATIONS:
         step, count = solver.solve(model.linear_system(damping))
         iterations, inner = iterations + 1, inner + count

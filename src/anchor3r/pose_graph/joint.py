@@ -42,6 +42,9 @@ from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
 from anchor3r.pose_graph.verification import EventConfig, EventVerdicts, judge_events
 
+_FEW = 3  # edges of an event, of which two can outvote one
+_HOPELESS = 10.0
+"""A start that costs so many times what another one has led to is not tried: it lies in another valley."""
 _EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
 """Of conjugate gradients in a step; to the last digit of plain least squares they take many more of them."""
 
@@ -109,7 +112,7 @@ def refine_poses(
     odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and scales are fixed.
     vouched: groups of loop events that are accepted without being judged.
     With "gm" the start is `initial` or the odometry with its accepted loops closed, whichever costs less;
-    with "none" both `initial` and the chordal start are tried to the end.
+    with "none" both `initial` and the chordal start are tried, unless one is far worse.
     """
     stopwatch = Stopwatch()
     edges = graph.edges
@@ -131,12 +134,16 @@ def refine_poses(
         metric_edges = in_one_scale(edges, log_scale, topology) if config.scale == "free" else edges
         if odometry is None or config.scale == "free":
             odometry = estimate_trajectory(metric_edges, topology=topology)
+        is_lone = _is_lone(edges)
+        judged = metric_edges.select(~is_lone) if is_lone.any() else metric_edges
         verdicts, closed = judge_events(
-            metric_edges, odometry, config.events, topology=topology, vouched=vouched
+            judged, odometry, config.events, topology=topology.restricted(~is_lone), vouched=vouched
         )
         refinement.cut(verdicts.rejected_groups())
         # An open loop may cost less than one that is closed against the odometry.
         starts = [closed] if len(vouched) else [initial, closed]
+        if is_lone.any():
+            starts.append(chordal_initialisation(graph))
     state, outcome = refinement.run([PoseState.of(start, log_scale) for start in starts])
     if verdicts is not None:
         verdicts, state, outcome = _judge_again(refinement, verdicts, vouched, state, outcome)
@@ -147,6 +154,12 @@ def refine_poses(
         num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
         details=refinement.details(verdicts) | {"inner_iterations": outcome.inner_iterations},
     )  # fmt: skip
+
+
+def _is_lone(edges: Edges) -> NDArray[np.bool_]:
+    """(m,) loop edges whose event has too few edges to agree with itself: the loss alone judges them."""
+    is_loop = edges.kind == EdgeKind.LOOP
+    return is_loop & (np.bincount(edges.group[is_loop], minlength=edges.group.max() + 1) < _FEW)[edges.group]
 
 
 def _judge_again(
@@ -206,7 +219,7 @@ class _Refinement:
         self._used = self._used & ~is_cut[self._edges.group]
 
     def run(self, starts: list[PoseState]) -> tuple[PoseState, Outcome]:
-        """Minimises from the start that costs less, or from all of them if there are no outliers."""
+        """Minimises from the start that costs least; if there are no outliers, from the next ones too."""
         config = self._config
         # A frame that only cut edges joined is a component of its own.
         i, t = self._pose_edges.i[self._used], self._pose_edges.t[self._used]
@@ -220,19 +233,25 @@ class _Refinement:
             self._edges, self._pose_edges, self._used, width=width
         )
         errors, tolerance = estimator.estimate(starts[-1]), config.relative_tolerance
+        costs = [cost_at(problem, start, errors) for start in starts]
+        order = np.argsort(np.nan_to_num(costs, nan=np.inf), kind="stable")
         if config.loss == "gm":
-            starts = [min(starts, key=lambda start: cost_at(problem, start, errors))]
-            errors = estimator.estimate(starts[0])
+            errors = estimator.estimate(starts[order[0]])
+            order = order[:1]
         else:
             tolerance *= 1e-5
-        runs = [
-            minimise(
-                problem, start, errors, estimator, solver,
+        best: tuple[PoseState, Outcome] | None = None
+        for k in order:
+            if best is not None and costs[k] > _HOPELESS * best[1].cost:
+                break
+            run = minimise(
+                problem, starts[k], errors, estimator, solver,
                 max_iterations=config.max_iterations, relative_tolerance=tolerance,
-            )
-            for start in starts
-        ]  # fmt: skip
-        return min(runs, key=lambda run: run[1].cost)
+            )  # fmt: skip
+            if best is None or run[1].cost < best[1].cost:
+                best = run
+        assert best is not None
+        return best
 
     def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
         """Those of the groups whose edges have for the most part lost their weight."""
