@@ -140,3 +140,24 @@ def test_published_sequences_are_those_of_the_benchmarks() -> None:
     for benchmark in ("kitti", "vbr", "vkitti2"):
         for row in published_rows(benchmark, "ate_rmse_m"):
             assert tuple(row.values) == BENCHMARKS[benchmark].protocol.sequences
+
+
+def test_notes_on_the_papers_numbers_are_printed() -> None:
+    found = {
+        "online": {"rre_rmse_deg": 0.2, "ate_rmse_m": 40.0},
+        "no-loops": {},
+        "off10": {"ate_rmse_m": 30.0},
+    }
+    run = Results(
+        benchmark="kitti",
+        method="x",
+        protocol={},
+        config={},
+        sequences={"00": SequenceResult(num_frames=4541, variants=found)},
+    )
+    text = run_tables([run], ["ate_rmse_m", "rre_rmse_deg"])
+    assert "The paper does not say which mean over frames it takes; RMSE is assumed." in text
+    assert "are not the means of their rows" in text
+    assert "RRE (°): root mean square rotation error" in text
+    assert "| x-Off-10 |" in text
+    assert "not say which mean" not in run_tables([run], ["rre_rmse_deg"], with_paper=False)

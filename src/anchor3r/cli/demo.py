@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
+from anchor3r.cli.map import stream
 from anchor3r.cli.refine import refining_progress
-from anchor3r.cli.render import PICTURE_SIZE
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
+from anchor3r.report.map_outputs import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""

@@ -17,6 +17,7 @@ from anchor3r.errors import Anchor3RError, is_interrupt
 COMMANDS = {
     "demo": ("demo:demo", "render a looping world, map it and compare with ground truth"),
     "map": ("map:map_source", "stream images, a video, a camera, a data set or a world into a map"),
+    "import": ("import_:import_trajectory", "take the poses of another system as a map"),
     "refine": ("refine:refine", "close loops in a finished map and average all its poses"),
     "view": ("view:view", "show a map in the browser, live while it grows, or save it as a page"),
     "export": ("export:export", "hand a map to other programs: trajectories, point clouds, COLMAP, splats"),

@@ -1,7 +1,7 @@
 """The table of an ablation: every finished run on the same held-out sequences, mean and spread over seeds.
 
-`anchor3r train ablation --all --out RUNS` leaves RUNS/VARIANT/seed-K; what is measured of a run is kept beside
-it, in RUNS/VARIANT/seed-K/evaluation, and read back the next time.
+`anchor3r train ablation --all --out RUNS` leaves RUNS/VARIANT/seed-K; what is measured of a run is kept
+beside it, in RUNS/VARIANT/seed-K/evaluation, and read back the next time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from anchor3r.evaluation.benchmarks.benchmark import Benchmark
 from anchor3r.evaluation.results import Results
 from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 from anchor3r.evaluation.tables import METRICS
+from anchor3r.pipeline.settings import MapSettings
 
 BASELINE = "baseline"
 """The variant that all others are compared with."""
@@ -105,7 +106,7 @@ def evaluate_runs(
             benchmark,
             root,
             run.folder / "evaluation",
-            MapAndRefine(predictor=str(run.checkpoint)),
+            MapAndRefine(mapping=MapSettings(predictor=str(run.checkpoint))),
             sequences=sequences,
             keep_maps=False,
         )

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from anchor3r.evaluation.metrics import TrajectoryErrors
+from anchor3r.store import Runtime
 from anchor3r.trajectory import distance_along
 
 DPI = 150
@@ -84,6 +85,54 @@ def runtime_figure(
     memory_ax.set(xlabel="frame", ylabel="memory (MiB)")
     memory_ax.set_ylim(bottom=0)
     for ax in (time_ax, total_ax, memory_ax):
+        _finish(ax)
+    _save(figure, path)
+
+
+def scaling_figure(methods: Mapping[str, Runtime], path: Path) -> None:
+    """Total time and peak memory over the length of the stream, all methods on one axis."""
+    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
+    time_ax, memory_ax = figure.subplots(1, 2)
+    for name, runtime in methods.items():
+        frames = np.arange(1, len(runtime.seconds) + 1)
+        rate = len(frames) / float(runtime.seconds.sum())
+        time_ax.plot(frames, np.cumsum(runtime.seconds), label=f"{name} ({rate:.3g} frames/s)")
+        memory_ax.plot(frames, runtime.peak_rss_bytes / 2**20, label=name)
+    time_ax.set(xlabel="frames", ylabel="time (s)", title="runtime")
+    memory_ax.set(xlabel="frames", ylabel="peak memory (MiB)", title="memory")
+    for ax in (time_ax, memory_ax):
+        ax.set_ylim(bottom=0)
+        _finish(ax)
+    _save(figure, path)
+
+
+def attention_figure(shares: Mapping[str, NDArray[np.floating]], path: Path) -> None:
+    """How the queries at each frame (row) spread their attention over frames: (S, S) of each network."""
+    figure = Figure(figsize=(4.6 * len(shares) + 0.6, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(shares), squeeze=False)[0]
+    # On one scale; the few largest entries, of the first frames, would otherwise hide all others.
+    largest = max(float(np.quantile(share[share > 0], 0.99)) for share in shares.values())
+    for ax, (name, share) in zip(axes, shares.items(), strict=True):
+        image = ax.imshow(np.where(share > 0, share, np.nan), cmap="viridis", vmin=0, vmax=largest)
+        ax.set(xlabel="attended frame", ylabel="current frame", title=name)
+    figure.colorbar(image, ax=list(axes), label="share of attention", extend="max")
+    _save(figure, path)
+
+
+def window_size_figure(
+    rows: Mapping[str, Sequence[tuple[int, Mapping[str, float | None]]]], path: Path
+) -> None:
+    """ATE, RRE, RTE and speed over the window size, a line a method: pairs of size and average metrics."""
+    shown = {"ate_rmse_m": "ATE (m)", "rre_rmse_deg": "RRE (°)", "rte_rmse_m": "RTE (m)"}
+    labels = shown | {"frames_per_second": "frames / s"}
+    figure = Figure(figsize=(3.0 * len(labels), 3.0), layout="constrained")
+    for ax, (metric, label) in zip(figure.subplots(1, len(labels)), labels.items(), strict=True):
+        for name, points in rows.items():
+            known = [(size, found[metric]) for size, found in points if found.get(metric) is not None]
+            ax.plot(*zip(*known, strict=True), marker="o", label=name) if known else None
+        ax.set(xlabel="window (frames)", ylabel=label)
+        ax.set_ylim(bottom=0)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         _finish(ax)
     _save(figure, path)
 

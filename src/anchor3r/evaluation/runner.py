@@ -6,12 +6,13 @@ the same run is read back; one that was interrupted goes on. OUT/results.json an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +23,11 @@ from anchor3r.evaluation.results import Results, SequenceResult, read_json, writ
 from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.io.files import replacing
-from anchor3r.pipeline.mapping import MappingRun
+from anchor3r.pipeline.importing import ImportSettings, import_trajectory
+from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
-from anchor3r.pipeline.settings import MapSettings
-from anchor3r.predictors.loading import load_predictor, weights_file
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.predictors.loading import weights_file
 from anchor3r.sources import Source
 from anchor3r.store import load_map
 
@@ -47,40 +49,102 @@ class MapFunction(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MapAndRefine:
-    """Maps a source with a predictor of a name; goes on where an interrupted run ended."""
+    """Maps a source as `anchor3r map` does and refines it as `anchor3r refine` does, under several names.
 
-    predictor: str = "auto"
-    """As `anchor3r map --predictor`."""
-    offline: bool = False
-    """Refine the finished map: loop closure and motion averaging."""
-    window: int | None = None
-    """Frames in a window; the predictor's own if None."""
-    seed: int = 0
-    """Of every random choice."""
+    It goes on where an interrupted run ended.
+    """
+
+    mapping: MapSettings = MapSettings()
+    """How a sequence becomes a map; images are kept where loops need them."""
+    refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
+    """How the finished map is refined, by the name of the poses."""
 
     @property
     def name(self) -> str:
-        return Path(self.predictor.partition(":")[0]).stem
+        return Path(self.mapping.predictor.partition(":")[0]).stem
 
     @property
     def config(self) -> dict[str, Any]:
-        weights = weights_file(self.predictor)
-        if weights is None:
-            return asdict(self)
-        from anchor3r.model.checkpoints import file_digest
-
-        return asdict(self) | {"weights": file_digest(weights)}
+        return {
+            "map": _decisive(self.mapping) | _weights(self.mapping.predictor),
+            "refinements": refinements_config(self.refinements),
+        }
 
     def __call__(self, source: Source, folder: Path) -> None:
-        predictor = load_predictor(self.predictor, window=self.window, seed=self.seed)
-        settings = MapSettings(keep_images=self.offline, seed=self.seed)
+        predictor = predictor_of(self.mapping)
+        settings = replace(self.mapping, keep_images=any(r.loops for r in self.refinements.values()))
         # A map of fewer or more frames than are to be scored is another one.
         identity = {"stop": source.wanted.stop}
         with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
             for _ in run:
                 pass
-        if self.offline:
-            refine_map(folder, predictor=lambda: predictor, read_frame=source.read)
+        for name, refinement in self.refinements.items():
+            same = None if refinement.predictor else lambda: predictor
+            refine_map(folder, refinement, name=name, predictor=same, read_frame=source.read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportAndRefine:
+    """Takes the poses of another system, one file a sequence, as a map and refines that."""
+
+    label: str
+    """What the system is called."""
+    folder: Path
+    """Where its trajectories lie: SEQUENCE.txt, .tum, .csv, .npz or a COLMAP model in SEQUENCE."""
+    settings: ImportSettings = ImportSettings()
+    """How poses become windows."""
+    refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
+    """How the map is refined, by the name of the poses."""
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    @property
+    def config(self) -> dict[str, Any]:
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        return {
+            "import": _decisive(self.settings) | {"trajectories": digest},
+            "refinements": refinements_config(self.refinements),
+        }
+
+    def __call__(self, source: Source, folder: Path) -> None:
+        import_trajectory(self._trajectory(folder.parent.name), source, folder, self.settings, overwrite=True)
+        for name, refinement in self.refinements.items():
+            refine_map(folder, refinement, name=name, read_frame=source.read)
+
+    def _trajectory(self, sequence: str) -> Path:
+        found = [path for path in sorted(self.folder.glob(f"{sequence}*")) if path.stem == sequence]
+        if len(found) != 1:
+            raise Anchor3RError(
+                f"{self.folder} should have one trajectory called {sequence}, such as {sequence}.txt, but "
+                f"has {len(found)}"
+            )
+        return found[0]
+
+
+def refinements_config(refinements: Mapping[str, RefineSettings]) -> dict[str, Any]:
+    """Everything that decides refinements, as JSON, with digests of the weights that they use."""
+    return {
+        name: _decisive(settings) | _weights(settings.predictor or "") | _weights(settings.descriptor or "")
+        for name, settings in refinements.items()
+    }
+
+
+def _decisive(settings: MapSettings | RefineSettings | ImportSettings) -> dict[str, Any]:
+    """What may change a result: all but the number of threads."""
+    return {key: value for key, value in asdict(settings).items() if key != "threads"}
+
+
+def _weights(name: str) -> dict[str, str]:
+    """The digest of the file that a predictor or a descriptor of that name is loaded from."""
+    path = Path(name.partition(":")[2]) if name.startswith("netvlad:") else weights_file(name)
+    if path is None or not path.is_file():
+        return {}
+    from anchor3r.model.checkpoints import file_digest
+
+    return {f"weights of {name}": file_digest(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +193,11 @@ class SequenceJob:
     def _earlier(self, path: Path) -> SequenceResult:
         content = read_json(path)
         for key, value in self.stamp().items():
-            if content.pop(key, None) != value:
+            found = content.pop(key, None)
+            if found != value:
                 raise Anchor3RError(
-                    f"{path} is of another run (its {key} differs); remove it or choose another --out"
+                    f"{path} is of another run (its {key} differs{_difference(found, value)}); remove it or "
+                    "choose another --out"
                 )
         return SequenceResult(**content)
 
@@ -201,6 +267,15 @@ def _completed(work: Sequence[SequenceJob], jobs: int) -> Iterator[tuple[str, Se
 def _take_share(jobs: int) -> None:
     """Leaves the other processes their cores: torch reads this when it is first imported."""
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+
+
+def _difference(earlier: Any, wanted: Any, path: str = "") -> str:
+    """The first entry in which two JSON objects differ, in words."""
+    if isinstance(earlier, dict) and isinstance(wanted, dict):
+        for key in dict.fromkeys([*earlier, *wanted]):
+            if earlier.get(key) != wanted.get(key):
+                return _difference(earlier.get(key), wanted.get(key), f"{path}.{key}" if path else key)
+    return f": {path} was {earlier!r}, now {wanted!r}" if path else ""
 
 
 def _as_json(value: Any) -> Any:

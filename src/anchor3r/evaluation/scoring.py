@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol, ScoringProto
 from anchor3r.evaluation.metrics import Alignment, Statistics, TrajectoryErrors
 from anchor3r.evaluation.results import Metrics, SequenceResult
 from anchor3r.geometry import SE3, Array, Sim3
+from anchor3r.io.files import replacing
 from anchor3r.io.trajectories import write_tum
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.sources import Source
-from anchor3r.store import ONLINE, Map
+from anchor3r.store import ONLINE, Map, Runtime
 from anchor3r.trajectory import MIN_ALIGNED_POSES, Trajectory
 
+RUNTIME_CSV = "runtime.csv"
+"""What a frame cost, beside a sequence's result."""
 MAX_CLOUD_FRAMES = 1000
 """A cloud's random points are drawn from at most this many frames, evenly spaced."""
 MAX_DEPTH_FRAMES = 200
@@ -66,9 +70,9 @@ def score_map(
 
 
 def score_poses(
-    scene_map: Map, alignment: Alignment, out: Path, title: str
+    scene_map: Map, alignment: Alignment, out: Path, title: str, *, names: Sequence[str] = ()
 ) -> tuple[dict[str, Metrics], dict[str, ScoredTrajectory]]:
-    """Metrics of every trajectory of a map by its name, and those that could be aligned at all."""
+    """Metrics of the named trajectories of a map, or of all, and those that could be aligned at all."""
     truth = scene_map.true_trajectory()
     if truth is None:
         raise Anchor3RError(f"the source of {scene_map.folder} had no ground truth to compare with")
@@ -76,7 +80,8 @@ def score_poses(
     neighbours = neighbour_metrics(scene_map.graph(), truth)
     variants: dict[str, Metrics] = {}
     scored: dict[str, ScoredTrajectory] = {}
-    for name in scene_map.trajectory_names() or [ONLINE]:  # without any pose it has failed, and is told so
+    # A map without any pose has failed, and is told so.
+    for name in names or scene_map.trajectory_names() or [ONLINE]:
         estimate = scene_map.trajectory(name)
         write_tum(out / f"{name}.tum", estimate)
         found = scored_trajectory(estimate, truth, alignment)
@@ -87,6 +92,23 @@ def score_poses(
             variants[name] = {**found.metrics(), **neighbours}
     _draw(scene_map, scored, out, title)
     return variants, scored
+
+
+def write_runtime(path: Path, runtime: Runtime) -> None:
+    """A line a frame: its index, wall seconds since the frame before, peak resident memory in bytes."""
+    columns = np.stack([runtime.frames, runtime.seconds, runtime.peak_rss_bytes], 1)
+    lines = [f"{int(frame)},{seconds:.6g},{memory:.12g}" for frame, seconds, memory in columns.tolist()]
+    with replacing(path) as file:
+        file.write("\n".join(["frame,seconds,peak_memory_bytes", *lines, ""]).encode())
+
+
+def read_runtime(path: Path) -> Runtime:
+    """Reads what `write_runtime` wrote."""
+    try:
+        values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+    except (OSError, ValueError) as error:
+        raise Anchor3RError(f"cannot read {path} ({error}); run the evaluation anew") from error
+    return Runtime(frames=values[:, 0].astype(np.int64), seconds=values[:, 1], peak_rss_bytes=values[:, 2])
 
 
 def runtime_metrics(scene_map: Map) -> Metrics:
@@ -111,6 +133,7 @@ def _draw(scene_map: Map, scored: dict[str, ScoredTrajectory], out: Path, title:
         figures.error_over_distance_figure(errors, out / "error.png", title)
     runtime = scene_map.runtime()
     if len(runtime.seconds) > 1:
+        write_runtime(out / RUNTIME_CSV, runtime)
         figures.runtime_figure(runtime.seconds, runtime.peak_rss_bytes, out / "runtime.png", title)
 
 

@@ -46,6 +46,11 @@ class ImageSequence(IndexedSource):
         super().__init__(uri, wanted, len(paths))
         self._paths = paths
 
+    @property
+    def paths(self) -> Sequence[str | Path]:
+        """The files, whether wanted or not; a frame's index is its place among them."""
+        return self._paths
+
     def _load(self, index: int) -> Frame:
         image = read_image(self._paths[index])
         height, width = image.shape[:2]
@@ -57,6 +62,9 @@ class ImageSequence(IndexedSource):
             depth_m=self._depth_m(index, width, height),
             camera_from_world=self._camera_from_world(index),
         )
+
+    def true_pose(self, index: int) -> SE3 | None:
+        return self._camera_from_world(index)
 
     def _describe(self, index: int) -> str:
         return str(self._paths[index])

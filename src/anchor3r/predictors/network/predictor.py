@@ -366,13 +366,13 @@ def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool
     if along_rays:
         small = camera.resized(points.shape[1], points.shape[0])
         points = small.unproject_map(points[..., 2]).astype(np.float32)
-    member_from_anchor = SE3(rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64), pose[:, :3])
+    member_from_anchor = SE3(rotation_from_quat(pose[:, [6, 3, 4, 5]]), pose[:, :3])
     if output.gauge == "first":
         member_from_anchor = member_from_anchor.inverse()
     return WindowEstimate(
         ages=ages[members],
-        rotation=member_from_anchor.rotation,
-        translation=member_from_anchor.translation,
+        rotation=member_from_anchor.rotation.astype(np.float64),
+        translation=member_from_anchor.translation.astype(np.float64),
         points=points,
         confidence=output.confidence[0].float().cpu().numpy(),
     )

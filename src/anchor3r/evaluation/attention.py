@@ -1,0 +1,52 @@
+"""Where a network's queries look: the share of attention that each frame's queries pay to every other frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import replacing
+from anchor3r.sources import Source
+
+
+def measure_attention(checkpoint: Path, source: Source, num_frames: int) -> NDArray[np.float64]:
+    """(L, S, S) of the first frames of a source: at layer l, of frame t (row), to frame i; rows sum to 1."""
+    import cv2
+    import torch
+
+    from anchor3r.predictors.network.predictor import NetworkPredictorConfig, load_network, network_size
+
+    if not source.seekable:
+        raise Anchor3RError(f"{source.uri} is live; attention is measured on images, a video or a world")
+    network = load_network(checkpoint)
+    wanted = source.wanted
+    frames = [source.read(wanted.start + k * wanted.step) for k in range(num_frames)]
+    height, width = network_size(*frames[0].image.shape[:2], network.config, NetworkPredictorConfig())
+    images = [cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA) for frame in frames]
+    clip = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)[None].float() / 255
+    known = [None if f.intrinsics is None else f.intrinsics.resized(width, height) for f in frames]
+    cameras = [(c.fx, c.fy, c.cx, c.cy) for c in known if c is not None]
+    camera = torch.tensor(cameras)[None].float() if len(cameras) == num_frames else None
+    return network.attention_by_frame(clip, camera).numpy().astype(np.float64)
+
+
+def write_attention(path: Path, shares: Mapping[str, NDArray[np.float64]]) -> None:
+    """Keeps the attention of several networks by their names."""
+    with replacing(path) as file:
+        np.savez_compressed(file, **shares)
+
+
+def read_attention(path: Path, layers: Sequence[int] = ()) -> dict[str, NDArray[np.float64]]:
+    """(S, S) of each network in the file: the mean over some layers, or over all."""
+    try:
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files}
+    except (OSError, ValueError) as error:
+        raise Anchor3RError(
+            f"cannot read {path} ({error}); make it with anchor3r evaluate attention"
+        ) from error
+    return {name: (share[list(layers)] if layers else share).mean(0) for name, share in found.items()}
