@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from anchor3r.framing import upward
 from anchor3r.report import picture
 from anchor3r.report.picture import TRUTH, PictureScene, View, picture_png, scenes_of
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
-from anchor3r.store import Map, MapWriter
+from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
 UP = np.array([0.0, -1.0, 0.0])
@@ -133,3 +135,77 @@ def test_the_command_draws_and_says_what_it_cannot(
         assert cli.main(arguments) == 1
         assert words in capsys.readouterr().err
     assert not (tmp_path / "e.png").exists()
+
+
+def room_scene() -> PictureScene:
+    """A closed green room of 4 × 3 × 5 m, seen by a camera that hardly moves."""
+    rng = np.random.default_rng(0)
+    points = rng.uniform((-2, -1.5, -1), (2, 1.5, 4), (60_000, 3))
+    side = rng.integers(0, 6, len(points))
+    low, high = np.array([-2, -1.5, -1]), np.array([2, 1.5, 4])
+    normals = np.zeros_like(points)
+    rows = np.arange(len(points))
+    points[rows, side % 3] = np.where(side < 3, low[side % 3], high[side % 3])
+    normals[rows, side % 3] = np.where(side < 3, 1, -1)
+    path = np.linspace((-0.2, 0, 0), (0.2, 0, 0), 20)
+    return PictureScene(
+        poses=looking_along_z(path), points=points.astype(np.float32), normals=normals.astype(np.float32),
+        colours=np.tile(np.array(GREEN, np.uint8), (len(points), 1)), below=points[:, 1] >= 0,
+        paths={"online": [path]}, cameras=np.empty((0, 11, 3)), metres_per_unit=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
+def test_a_room_is_in_the_picture_not_just_the_camera_in_it(view: View) -> None:
+    scene = room_scene()
+    panel = picture._panel(scene, view, (400, 300))
+    pixels, _ = panel.camera.project(scene.points)
+    inside = ((pixels >= 0) & (pixels < panel.camera.size)).all(1)
+    assert inside.mean() > 0.95
+    assert share_of(drawn(scene, view), 1) > 0.25, "it fills the picture"
+
+
+def test_walls_do_not_hide_the_room_from_outside() -> None:
+    scene = room_scene()
+    camera = picture._panel(scene, View.PERSPECTIVE, (400, 300)).camera
+    shown = picture._facing(camera, scene)
+    nearest, farthest = (scene.points[:, 2] == end for end in (-1, 4))
+    assert not shown[nearest].any(), "the wall between the viewer and the room"
+    assert shown[farthest].all()
+
+
+def test_unrelated_components_have_a_pane_each_and_are_named(
+    tmp_path: Path, street_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "parted"
+    shutil.copytree(street_folder, folder)
+    database = sqlite3.connect(folder / "map.sqlite")
+    with database:
+        database.execute("UPDATE poses SET component = 1 WHERE frame >= 7")
+    database.close()
+    with load_map(folder) as parted:
+        first, second = scenes_of(parted, "online")
+    assert set(first.poses.frames.tolist()).isdisjoint(second.poses.frames.tolist())
+    assert "component 1 of 2, related to no other: 7 poses, frames 0–6" in first.title
+    assert "component 2 of 2" in second.title
+    assert len(second.points) > 1000
+    size = (600, 300)
+    pixels = np.asarray(Image.open(io.BytesIO(picture_png([first, second], view=View.TOP, size=size))))
+    divider = pixels[:, 300, :3].astype(int)
+    assert (divider.min(1) > 60).mean() > 0.9, "a line between the panes"
+    assert cli.main(["render", str(folder), "--out", str(tmp_path / "p.png")]) == 0
+    assert "component 2 of 2, related to no other" in capsys.readouterr().out
+
+
+def test_a_single_pose_and_points_that_are_all_unsure_are_named(tmp_path: Path, street_folder: Path) -> None:
+    folder = tmp_path / "single"
+    shutil.copytree(street_folder, folder)
+    database = sqlite3.connect(folder / "map.sqlite")
+    with database:
+        database.execute("DELETE FROM poses WHERE frame > 0")
+    database.close()
+    with load_map(folder) as single:
+        (scene,) = scenes_of(single, "online", min_confidence=2.0)
+    assert "a single pose: the camera has no path" in scene.title
+    assert "points has a confidence of 2" in scene.title
+    assert len(picture_png([scene], view=View.BOTH, size=(400, 300))) > 1000

@@ -512,3 +512,28 @@ def test_configs_refuse_nonsense() -> None:
     for bad in ({"window": 1}, {"rotation_deg": -1.0}, {"translation_fraction": float("nan")}):
         with pytest.raises(Anchor3RError):
             GroundTruthConfig(**bad)
+
+
+def test_confidences_are_probabilities_also_in_maps_that_are_older(tmp_path: Path) -> None:
+    source, folder = ToySource(1), tmp_path / "m"
+    points = CAMERA.unproject_map(np.full((24, 32), 5.0)).astype(np.float32)
+    with MapWriter.create(folder, {"predictor": "features"}) as store:
+        wild = window_of(0, points_in_anchor=points, points_confidence=np.full((24, 32), 9, np.float32))
+        with pytest.raises(Anchor3RError, match="they are probabilities"):
+            store.record(source.read(0), wild, some_edges(0, []), [some_pose(0)])
+        sure = replace(wild, points_confidence=np.full((24, 32), 0.75, np.float32))
+        store.record(source.read(0), sure, some_edges(0, []), [some_pose(0)])
+    with load_map(folder) as scene_map:
+        point_map = scene_map.points(0)
+        assert point_map is not None
+        assert_allclose(point_map.confidence, 0.75)
+    database = sqlite3.connect(folder / DATABASE)
+    with database:
+        database.execute("DELETE FROM meta WHERE key = 'points_confidence'")
+    database.close()
+    with load_map(folder) as older:
+        point_map = older.points(0)
+        assert point_map is not None
+        assert (point_map.confidence < 0.1).all(), "one over a relative deviation of 1.3"
+    with pytest.raises(Anchor3RError, match="begun by an earlier anchor3r"):
+        MapWriter.resume(folder, {"predictor": "features"})

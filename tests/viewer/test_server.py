@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import socket
 import sqlite3
 from dataclasses import replace
@@ -19,8 +20,9 @@ from anchor3r.store import MapWriter
 from anchor3r.viewer.contents import MapContents
 
 pytest.importorskip("viser", reason="the viewer extra is not installed")
+from anchor3r.framing import oblique_axes, top_axes
 from anchor3r.viewer import server as serving
-from anchor3r.viewer.viewpoints import picked
+from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, picked, viewpoint
 
 
 def words(folder: Path, **settings: float) -> str:
@@ -110,3 +112,36 @@ def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:
     assert_allclose(found, points[1])
     assert picked((0, 0, 0), (0, 1, 0), points) is None
     assert picked((0, 0, 0), (0, 0, 1), points[:0]) is None
+
+
+def test_unrelated_components_are_shown_one_at_a_time_and_named(street: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parted"
+    shutil.copytree(street, folder)
+    with sqlite3.connect(folder / "map.sqlite") as database:
+        database.execute("UPDATE poses SET component = 1 WHERE frame >= 40")
+    assert "Tracking broke: 2 components" in words(folder)
+    assert "the 40 poses of one are shown" in words(folder)
+    assert "the 20 poses of one are shown" in words(folder, component=1)
+    with MapContents(folder) as contents:
+        contents.refresh()
+        contents.build()
+        assert contents.components("online") == [0, 1]
+        seen = contents.seen_from(contents.poses("online", 1), 0.0)
+    assert seen[:, 2].min() > 40 * 0.5, "only what frames of the component saw"
+    assert main(["view", str(folder), "--save", str(tmp_path / "site")]) == 0
+    assert '"count": 20' in (tmp_path / "site" / "index.html").read_text()
+
+
+def test_the_first_view_has_the_map_in_frame(street: Path) -> None:
+    with MapContents(street) as contents:
+        contents.refresh()
+        contents.build()
+        poses = contents.poses("online")
+        seen = contents.seen_from(poses, 0.5)
+    for axes in (oblique_axes, top_axes):
+        first = viewpoint(axes, poses, seen)
+        forward = (first.look_at - first.position) / np.linalg.norm(first.look_at - first.position)
+        ahead = (seen - first.position) @ forward
+        aside = np.linalg.norm(np.cross(seen - first.position, forward), axis=1)
+        assert (aside < np.sqrt(2) * np.tan(VERTICAL_FOV_RAD / 2) * ahead).mean() > 0.95
+        assert np.quantile(aside / ahead, 0.95) > 0.5 * np.tan(VERTICAL_FOV_RAD / 2), "and not as a dot"
