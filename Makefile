@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data]"
 	touch $@
 
 .PHONY: help browser demo test format bench peers clean

@@ -28,12 +28,13 @@ import tyro
 
 from anchor3r.evaluation.benchmarks import BENCHMARKS, Benchmark
 from anchor3r.evaluation.benchmarks.worlds import Worlds
-from anchor3r.evaluation.mapped import MapAndRefine
 from anchor3r.evaluation.results import Results, SequenceResult
-from anchor3r.evaluation.runner import run_benchmark
+from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 from anchor3r.evaluation.tables import run_tables
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import open_source
+from anchor3r.store import OFFLINE
 
 _WARM_UP_FRAMES = 40
 _KITTI, _SEVEN_SCENES = "00", "redkitchen"
@@ -107,7 +108,10 @@ def _run(benchmark: Benchmark, root: Path, out: Path, names: Sequence[str]) -> R
         ate = {variant: found.get("ate_rmse_m") for variant, found in result.variants.items()}
         print(f"{name}: {ate}", flush=True)
 
-    method = MapAndRefine(predictor="features", offline=not is_world)
+    method = MapAndRefine(
+        mapping=MapSettings(predictor="features"),
+        refinements={} if is_world else {OFFLINE: RefineSettings()},
+    )
     return run_benchmark(
         benchmark, root, out, method, sequences=names, keep_maps=not is_world, finished=finished
     )

@@ -25,7 +25,7 @@ SIZES = {"full": (392, 518), "base": (294, 392), "small": (294, 392), "tiny": (9
 
 
 @dataclass(frozen=True)
-class Row:
+class StreamingCost:
     preset: str
     size: str
     parameters: int
@@ -62,7 +62,7 @@ def kernel_share(network: Anchor3RNetwork, cache: ImageCache, image: torch.Tenso
 
 
 @torch.inference_mode()
-def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> Row:
+def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> StreamingCost:
     config, size = PRESETS[preset], SIZES[preset]  # type: ignore[index]
     torch.manual_seed(0)
     network = Anchor3RNetwork(config).eval()
@@ -75,7 +75,7 @@ def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> Row
     step_s = seconds(lambda: network.stream(stream[:1], cache), 1 if preset == "full" else 7)
     share = kernel_share(network, cache, stream[:1])
     recompute_s = seconds(lambda: network(stream[None]), 3) if recompute else None
-    return Row(
+    return StreamingCost(
         preset=preset,
         size=f"{size[1]}×{size[0]}",
         parameters=sum(p.numel() for p in network.parameters()),

@@ -38,5 +38,5 @@ def street_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def street(street_folder: Path) -> Iterator[Map]:
-    with load_map(street_folder) as made:
-        yield made
+    with load_map(street_folder) as scene_map:
+        yield scene_map

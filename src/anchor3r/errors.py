@@ -1,5 +1,29 @@
-"""The one error family a user meets; the command line prints it without a traceback."""
+"""The one error family a user meets, which the command line prints without a traceback; and Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+
+_OPTION = re.compile(r"(?<!\S)--(?:no-)?([a-z]+(?:-[a-z]+)*)")
 
 
 class Anchor3RError(Exception):
-    """Says what was wrong, which file or value it concerns, and what to do about it."""
+    """Says what was wrong, which file or value it concerns, and what to do about it.
+
+    Options in its message are written as on the command line, `--max-points`. In Python the same choice is a
+    parameter, and the message calls it by its name there, `max_points`.
+    """
+
+    def __str__(self) -> str:
+        return _OPTION.sub(lambda option: option[1].replace("-", "_"), self.for_command_line())
+
+    def for_command_line(self) -> str:
+        """The message with options as one types them."""
+        return super().__str__()
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind it: inside a compiled kernel Python makes a SystemError of it."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, SystemError) and is_interrupt(error.__cause__ or error.__context__)
+    )

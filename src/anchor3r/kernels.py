@@ -12,9 +12,12 @@ from typing import Any, TypeVar, overload
 
 from numba import njit
 from numba.core import event
+from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _COMPILE, _LOCK = _EVENTS = ("numba:compile", "numba:compiler_lock")
+Array = NDArray[Any]
+"""An array of any element type; a kernel is compiled for the one that it gets."""
 Record = Any
 """A row of a structured array: inside a kernel its columns are attributes, which static types cannot say."""
 

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anchor3r.geometry import SE3
+from anchor3r.geometry import SE3, Sim3, umeyama
+
+MIN_ALIGNED_POSES = 3
+"""Fewer do not fix an alignment with another trajectory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FramePose:
-    """Where one frame lies in its component's world, and how long its unit is there."""
+    """Where one frame lies in its component's world, and the scale of its own window there."""
 
     frame: int
     rotation: NDArray[np.float64]
@@ -21,11 +24,12 @@ class FramePose:
     center: NDArray[np.float64]
     """(3,) in the world"""
     covariance: NDArray[np.float64] | None = None
-    """(6, 6) rotation (camera axes, rad²), centre (world axes, unit²); None where there were no votes."""
+    """(6, 6) rotation (camera axes, rad²), centre (world axes, squared world lengths); None without
+    votes."""
     component: int = 0
     """Poses of different components are not related by any measurement."""
     log_scale: float = 0.0
-    """log(unit of the frame's own window and point map / unit of the world)"""
+    """Logarithm of the scale that brings lengths of the frame's own window and point map to the world's."""
     log_scale_sigma: float = 0.0
     """Spread of `log_scale`, as far as it was measured."""
 
@@ -55,7 +59,7 @@ class Trajectory:
     component: NDArray[np.int64] | None = None
     """(n,); None is one component"""
     log_scale: NDArray[np.float64] | None = None
-    """(n,) as in `FramePose`; None is one unit throughout"""
+    """(n,) as in `FramePose`; None is one scale throughout"""
     covariance: NDArray[np.float64] | None = None
     """(n, 6, 6) as in `FramePose`, NaN where unknown; None if it is nowhere known"""
 
@@ -93,10 +97,7 @@ class Trajectory:
 
     def path_length(self) -> float:
         """Length of the way from pose to pose; a step from one component to another has none."""
-        step = np.linalg.norm(np.diff(self.center, axis=0), axis=1)
-        if self.component is not None:
-            step = step[np.diff(self.component) == 0]
-        return float(step.sum())
+        return float(distance_along(self.center, self.component)[-1]) if len(self) else 0.0
 
     def pose(self, k: int) -> FramePose:
         """The k-th pose by itself."""
@@ -108,3 +109,40 @@ class Trajectory:
             component=0 if self.component is None else int(self.component[k]),
             log_scale=0.0 if self.log_scale is None else float(self.log_scale[k]),
         )
+
+
+def distance_along(
+    center: NDArray[np.floating], component: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
+    """(n,) length of the path over centres (n, 3) up to each; a step from component to component has none."""
+    step = np.linalg.norm(np.diff(center, axis=0), axis=1)
+    if component is not None:
+        step = np.where(np.diff(component) == 0, step, 0.0)
+    return np.concatenate([[0.0], np.cumsum(step)])
+
+
+def estimated_from_true_world(estimated: Trajectory, true: Trajectory) -> Sim3 | None:
+    """The similarity that moves true centres onto the estimated ones of the same frames, by least squares.
+
+    None if fewer than three frames have both poses, or if either camera does not move.
+    """
+    _, of_true, of_estimated = np.intersect1d(true.frames, estimated.frames, return_indices=True)
+    a, b = true.center[of_true], estimated.center[of_estimated]
+    if len(a) < MIN_ALIGNED_POSES or np.ptp(a, axis=0).max() == 0 or np.ptp(b, axis=0).max() == 0:
+        return None
+    return umeyama(a, b)
+
+
+def nearest_in_time(
+    query_s: NDArray[np.float64], stamps_s: NDArray[np.float64], max_difference_s: float
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of each query (n,) the nearest of the ascending stamps (m,), if near enough: indices (k,) into both."""
+    if not len(stamps_s):
+        return np.empty(0, np.intp), np.empty(0, np.intp)
+    after = np.clip(np.searchsorted(stamps_s, query_s, side="right"), 0, len(stamps_s) - 1)
+    before = np.maximum(after - 1, 0)
+    # At equal distance the earlier one: the same choice every time, and evo's.
+    earlier = np.abs(query_s - stamps_s[before]) <= np.abs(stamps_s[after] - query_s)
+    nearest = np.where(earlier, before, after)
+    near = np.abs(stamps_s[nearest] - query_s) <= max_difference_s
+    return np.flatnonzero(near), nearest[near]

@@ -141,29 +141,29 @@ def test_a_map_in_a_read_only_folder_is_read_and_viewed(
 
 def test_a_refined_map_is_wholly_in_its_database(tmp_path: Path, commands: Commands) -> None:
     """Whoever copies the one file has all of it."""
-    made = commands.map(tmp_path / "map")
-    assert commands.run(WRITING["refine"], made)[0] == 0
+    folder = commands.map(tmp_path / "map")
+    assert commands.run(WRITING["refine"], folder)[0] == 0
     (tmp_path / "copy").mkdir()
-    shutil.copy(made / "map.sqlite", tmp_path / "copy")
+    shutil.copy(folder / "map.sqlite", tmp_path / "copy")
     with load_map(tmp_path / "copy") as copied:
         assert copied.trajectory_names() == ["online", "offline"]
 
 
 def test_points_that_are_all_filtered_away_are_told(tmp_path: Path, commands: Commands) -> None:
-    made = commands.map(tmp_path / "map")
-    code, said = commands.run((*READING["render"], "--confidence", "1e9"), made)
+    folder = commands.map(tmp_path / "map")
+    code, said = commands.run((*READING["render"], "--confidence", "1e9"), folder)
     assert (code, "0 points" in said) == (0, True)
-    code, said = commands.run((*READING["ply"], "--confidence", "1e9"), made)
+    code, said = commands.run((*READING["ply"], "--confidence", "1e9"), folder)
     assert (code, "no points to write" in said) == (1, True)
 
 
 def test_a_taken_port_gives_the_next_one_or_words(
     tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = commands.map(tmp_path / "map")
+    folder = commands.map(tmp_path / "map")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "anchor3r", "view", str(made), "--port", port]
+        command = [sys.executable, "-m", "anchor3r", "view", str(folder), "--port", port]
         viewer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert viewer.stdout is not None
         announced = viewer.stdout.readline()
@@ -172,5 +172,5 @@ def test_a_taken_port_gives_the_next_one_or_words(
         assert "http://127.0.0.1:" in announced
         assert f":{port} " not in announced
         monkeypatch.setattr(server, "_PORTS", 1)
-        code, said = commands.run(("view", "MAP", "--port", port), made)
+        code, said = commands.run(("view", "MAP", "--port", port), folder)
         assert (code, f"no port from {port} on is free" in said) == (1, True)

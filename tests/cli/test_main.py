@@ -55,7 +55,7 @@ def test_every_command_has_help_from_its_types(name: str, capsys: pytest.Capture
 
 def test_the_overview_loads_nothing_heavy() -> None:
     code = (
-        "import sys; from anchor3r import cli; cli.main(['--help']);"
+        "import sys; from anchor3r.cli.main import main; main(['--help']);"
         "sys.exit(bool({'torch', 'numpy', 'tyro', 'rich', 'cv2'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
@@ -92,10 +92,10 @@ def test_problems_end_with_1_and_words(
 def test_a_stated_camera_is_what_the_map_has(tmp_path: Path, sequence: str) -> None:
     command = ("map", sequence, "--out", tmp_path / "m", "--predictor", NOISY, "--stop", 3)
     assert anchor3r(*command, "--intrinsics", "90,91,31,23") == 0
-    with load_map(tmp_path / "m") as made:
-        camera = made.frame(2).intrinsics
+    with load_map(tmp_path / "m") as scene_map:
+        camera = scene_map.frame(2).intrinsics
         assert (camera.fx, camera.fy, camera.cx, camera.cy) == (90, 91, 31, 23)
-        assert made.meta["identity"]["camera"]["intrinsics"] == [90, 91, 31, 23]
+        assert scene_map.meta["identity"]["camera"]["intrinsics"] == [90, 91, 31, 23]
     assert anchor3r(*command, "--resume", "--fov", "60") == 1  # a map is of one camera
 
 
@@ -130,8 +130,8 @@ def test_map_and_export(tmp_path: Path, sequence: str, capsys: pytest.CaptureFix
         assert "NOT A RECONSTRUCTION" in capsys.readouterr().out
     tum = file_interface.read_tum_trajectory_file(tmp_path / "t.tum")
     kitti = file_interface.read_kitti_poses_file(tmp_path / "t.kitti")
-    with load_map(folder) as made:
-        centers, truth = made.trajectory().center, made.true_trajectory()
+    with load_map(folder) as scene_map:
+        centers, truth = scene_map.trajectory().center, scene_map.true_trajectory()
     assert truth.frames.tolist() == list(range(10, 60, 2))
     np.testing.assert_allclose(tum.positions_xyz, centers, atol=1e-9)
     np.testing.assert_allclose(kitti.positions_xyz, centers, atol=1e-9)
@@ -155,8 +155,8 @@ def test_an_existing_map_is_resumed_replaced_or_refused(
         assert anchor3r(*command, "--resume", *change) == 1
         assert "was made with" in capsys.readouterr().err
     assert anchor3r(*command, "--stop", 5, "--overwrite") == 0
-    with load_map(tmp_path / "m") as made:
-        assert made.num_frames == 5
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.num_frames == 5
 
 
 def test_the_same_seed_gives_the_same_map_and_another_one_another(tmp_path: Path, sequence: str) -> None:
@@ -176,8 +176,8 @@ def test_the_same_seed_gives_the_same_map_and_another_one_another(tmp_path: Path
         assert anchor3r(*command) == 0
     centers = []
     for name in "abc":
-        with load_map(tmp_path / name) as made:
-            centers.append(made.trajectory().center)
+        with load_map(tmp_path / name) as scene_map:
+            centers.append(scene_map.trajectory().center)
     assert_array_equal(centers[0], centers[1])
     assert not np.array_equal(centers[0], centers[2])
 
@@ -213,8 +213,8 @@ def wait_for_frames(folder: Path, count: int, process: subprocess.Popen[str]) ->
     while process.poll() is None and time.monotonic() < deadline:
         if (folder / "map.sqlite").is_file():
             try:
-                with load_map(folder) as made:
-                    if made.num_frames >= count:
+                with load_map(folder) as scene_map:
+                    if scene_map.num_frames >= count:
                         return
             except cli.Anchor3RError:  # just being made
                 pass
@@ -232,8 +232,8 @@ def test_killed_maps_end_as_if_nothing_had_happened(tmp_path: Path, sequence: st
         time.sleep(rng.uniform(0, 0.1))
         process.kill()
         process.communicate()
-        with load_map(tmp_path / "killed") as made:
-            left_behind.append(made.num_frames)
+        with load_map(tmp_path / "killed") as scene_map:
+            left_behind.append(scene_map.num_frames)
     assert 0 < left_behind[0] < 400, "the first kill came too late to test anything"
     assert anchor3r(*command, tmp_path / "killed") == 0
     with load_map(tmp_path / "whole") as whole, load_map(tmp_path / "killed") as killed:
@@ -253,8 +253,8 @@ def test_ctrl_c_leaves_a_map_that_says_how_to_go_on(tmp_path: Path, sequence: st
     assert "--resume goes on with it" in errors
     assert "Traceback" not in errors
     assert anchor3r(*command, "--resume") == 0
-    with load_map(tmp_path / "m") as made:
-        assert made.num_frames == 400
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.num_frames == 400
 
 
 def run_unread(*command: object) -> tuple[int, bytes]:
@@ -270,8 +270,8 @@ def run_unread(*command: object) -> tuple[int, bytes]:
 def test_a_map_is_whole_though_nobody_reads_what_it_says(tmp_path: Path, sequence: str) -> None:
     command = ("map", sequence, "--predictor", NOISY, "--stop", 20, "--out", tmp_path / "m")
     assert run_unread(*command) == (141, b"")
-    with load_map(tmp_path / "m") as made:
-        assert made.num_frames == 20
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.num_frames == 20
 
 
 def test_words_that_nobody_reads_end_quietly() -> None:

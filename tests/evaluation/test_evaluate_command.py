@@ -13,7 +13,6 @@ from miniatures import drive
 from anchor3r.cli.evaluate import evaluate
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.trajectory_files import read_trajectory
 from anchor3r.geometry import SE3, so3_exp
 from anchor3r.io.trajectories import write_kitti, write_tum
 from anchor3r.trajectory import Trajectory
@@ -47,14 +46,12 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
     return metrics
 
 
-def test_equals_evo_on_the_same_files(
-    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equals_evo_on_the_same_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evo_metrics = pytest.importorskip("evo.core.metrics")
     evo_files = pytest.importorskip("evo.tools.file_interface")
-    reference = shared / "real/kitti/poses/07.txt"
-    estimate = tmp_path / "estimate.txt"
-    write_kitti(estimate, stored(noisy(read_trajectory(reference).world_from_camera)))
+    reference, estimate = tmp_path / "truth.txt", tmp_path / "estimate.txt"
+    write_kitti(reference, stored(drive(400)))
+    write_kitti(estimate, stored(noisy(drive(400))))
     command("trajectory", estimate, reference, "--json")
     ours = printed(capsys)
     true, estimated = (evo_files.read_kitti_poses_file(path) for path in (reference, estimate))

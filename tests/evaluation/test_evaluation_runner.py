@@ -10,23 +10,27 @@ import pytest
 from miniatures import HEIGHT, WIDTH, drive, write_depth, write_image
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.association import largest_component, paired
+from anchor3r.evaluation.association import paired
 from anchor3r.evaluation.benchmarks import BENCHMARKS, CloudProtocol
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, DepthFiles, PosedImages, ScoringProtocol
-from anchor3r.evaluation.mapped import MapAndRefine
 from anchor3r.evaluation.metrics import Alignment
 from anchor3r.evaluation.results import Results
-from anchor3r.evaluation.runner import run_benchmark, score_poses
-from anchor3r.evaluation.scoring import scored_trajectory
+from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+from anchor3r.evaluation.scoring import score_poses, scored_trajectory
 from anchor3r.geometry import SE3, Pinhole, so3_exp
 from anchor3r.pipeline.mapper import Mapper
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import Frame, Source
 from anchor3r.store import OFFLINE, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
-EXACT = MapAndRefine(predictor="ground-truth", window=4)
+EXACT = MapAndRefine(mapping=MapSettings(predictor="ground-truth", window=4))
+
+
+def changed(**settings: Any) -> MapAndRefine:
+    return replace(EXACT, mapping=replace(EXACT.mapping, **settings))
 
 
 def trajectory(world_from_camera: SE3, **columns: Any) -> Trajectory:
@@ -59,14 +63,14 @@ def test_exact_measurements_have_no_error(kitti_miniature: Callable[..., Path], 
         }
     stored = Results.load(out / "results.json")
     assert stored.protocol["alignment"] == "sim3"
-    assert stored.config["predictor"] == "ground-truth"
+    assert stored.config["map"]["predictor"] == "ground-truth"
     assert set(stored.versions) >= {"python", "numpy", "anchor3r"}
     assert stored.hardware["cores"]
     assert "| ATE (m) | 00 | 05 | Avg. |" in (out / "table.md").read_text()
 
 
 def test_noise_shows_where_it_was_put(kitti_miniature: Callable[..., Path], tmp_path: Path) -> None:
-    noisy = replace(EXACT, predictor="ground-truth:0.5,0.02")
+    noisy = changed(predictor="ground-truth:0.5,0.02")
     results = run_benchmark(
         BENCHMARKS["kitti"], kitti_miniature("00", num=60), tmp_path / "out", noisy, sequences=("00",)
     )
@@ -78,7 +82,9 @@ def test_noise_shows_where_it_was_put(kitti_miniature: Callable[..., Path], tmp_
 
 
 def test_refinement_is_scored_beside(kitti_miniature: Callable[..., Path], tmp_path: Path) -> None:
-    noisy = replace(EXACT, predictor="ground-truth:0.5,0.05", window=8, offline=True)
+    noisy = replace(
+        changed(predictor="ground-truth:0.5,0.05", window=8), refinements={OFFLINE: RefineSettings()}
+    )
     root = kitti_miniature("00", num=80)
     found = run_benchmark(BENCHMARKS["kitti"], root, tmp_path / "out", noisy, sequences=("00",)).sequences[
         "00"
@@ -126,18 +132,20 @@ def test_finished_sequences_are_read_back(kitti_miniature: Callable[..., Path], 
 def test_another_run_is_not_mixed_in(kitti_miniature: Callable[..., Path], tmp_path: Path) -> None:
     root, out = kitti_miniature("00", num=8), tmp_path / "out"
     run_benchmark(BENCHMARKS["kitti"], root, out, EXACT, sequences=("00",))
-    with pytest.raises(Anchor3RError, match=r"result.json is of another run \(its config differs\)"):
-        run_benchmark(BENCHMARKS["kitti"], root, out, replace(EXACT, seed=1), sequences=("00",))
+    with pytest.raises(
+        Anchor3RError, match=r"result.json is of another run \(its config differs: map.seed was 0, now 1\)"
+    ):
+        run_benchmark(BENCHMARKS["kitti"], root, out, changed(seed=1), sequences=("00",))
     with pytest.raises(Anchor3RError, match="max_frames differs"):
         run_benchmark(BENCHMARKS["kitti"], root, out, EXACT, sequences=("00",), max_frames=5)
 
 
 @pytest.mark.parametrize(
-    ("changed", "max_frames", "named"),
+    ("other", "max_frames", "named"),
     [({"window": 5}, None, "predictor"), ({"seed": 1}, None, "predictor"), ({}, 5, "stop")],
 )
 def test_an_unfinished_map_of_other_options_is_not_gone_on_with(
-    kitti_miniature: Callable[..., Path], tmp_path: Path, changed: dict, max_frames: int | None, named: str
+    kitti_miniature: Callable[..., Path], tmp_path: Path, other: dict, max_frames: int | None, named: str
 ) -> None:
     root, out = kitti_miniature("00", num=8), tmp_path / "out"
     run_benchmark(BENCHMARKS["kitti"], root, out, EXACT, sequences=("00",))
@@ -147,7 +155,7 @@ def test_an_unfinished_map_of_other_options_is_not_gone_on_with(
             BENCHMARKS["kitti"],
             root,
             out,
-            replace(EXACT, **changed),
+            changed(**other),
             sequences=("00",),
             max_frames=max_frames,
         )
@@ -155,13 +163,39 @@ def test_an_unfinished_map_of_other_options_is_not_gone_on_with(
 
 def test_other_weights_under_the_same_name_are_another_run(tmp_path: Path) -> None:
     weights = tmp_path / "mine.safetensors"
+    mine = MapAndRefine(
+        mapping=MapSettings(predictor=str(weights)),
+        refinements={OFFLINE: RefineSettings(descriptor=f"netvlad:{weights}")},
+    )
     weights.write_bytes(b"one")
-    first = MapAndRefine(predictor=str(weights)).config
+    first = mine.config
     weights.write_bytes(b"other")
-    second = MapAndRefine(predictor=str(weights)).config
-    assert first.pop("weights") != second.pop("weights")
-    assert first == second
-    assert "weights" not in MapAndRefine(predictor="features").config
+    second = mine.config
+    assert first["map"] != second["map"]
+    assert first["refinements"] != second["refinements"]
+    features = MapAndRefine(mapping=MapSettings(predictor="features")).config
+    assert not any("weights" in key for key in features["map"])
+
+
+def test_no_result_of_other_settings_is_read_back(
+    kitti_miniature: Callable[..., Path], tmp_path: Path
+) -> None:
+    root, out = kitti_miniature("00", num=12), tmp_path / "out"
+
+    def run(refinements: dict[str, RefineSettings]) -> Results:
+        method = replace(EXACT, refinements=refinements)
+        return run_benchmark(BENCHMARKS["kitti"], root, out, method, sequences=("00",))
+
+    run({"off5": RefineSettings()})
+    for other, words in (
+        ({"off5": RefineSettings(method="paper")}, "refinements.off5.method was 'joint', now 'paper'"),
+        ({"off5": RefineSettings(loops=False)}, "refinements.off5.loops was True, now False"),
+        ({"off5": RefineSettings(top_k=1)}, "refinements.off5.top_k was 3, now 1"),
+        ({"off10": RefineSettings(keyframe_interval=10)}, "refinements.off5 was"),
+    ):
+        with pytest.raises(Anchor3RError, match=words):
+            run(other)
+    assert list(run({"off5": RefineSettings(threads=1)}).sequences["00"].variants) == ["online", "off5"]
 
 
 def test_several_at_once(kitti_miniature: Callable[..., Path], tmp_path: Path) -> None:
@@ -280,8 +314,8 @@ def test_cloud_and_depth(tmp_path: Path) -> None:
 
 def test_a_map_without_ground_truth(tmp_path: Path) -> None:
     MapWriter.create(tmp_path / "map").close()
-    with load_map(tmp_path / "map") as stored, pytest.raises(Anchor3RError, match="had no ground truth"):
-        score_poses(stored, Alignment.SIM3, tmp_path, "x")
+    with load_map(tmp_path / "map") as scene_map, pytest.raises(Anchor3RError, match="had no ground truth"):
+        score_poses(scene_map, Alignment.SIM3, tmp_path, "x")
 
 
 def test_only_the_largest_component_counts() -> None:
@@ -293,7 +327,7 @@ def test_only_the_largest_component_counts() -> None:
         np.where((world == 0)[:, None], moved.translation, true.translation),
     )
     estimate = trajectory(mixed, component=world)
-    assert largest_component(estimate).frames.tolist() == list(range(8, 20))
+    assert estimate.largest_component().frames.tolist() == list(range(8, 20))
     scored = scored_trajectory(estimate, trajectory(true), Alignment.SIM3)
     assert scored is not None
     assert scored.errors.absolute_m.max() == pytest.approx(0, abs=1e-9)

@@ -8,7 +8,7 @@ import pytest
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks import BENCHMARKS
 from anchor3r.evaluation.results import Results, SequenceResult, published_rows
-from anchor3r.evaluation.tables import Row, compared, metric_table, run_tables
+from anchor3r.evaluation.tables import MethodRow, compared, metric_table, run_tables
 
 
 def run(method: str, ate: dict[str, float | None], benchmark: str = "kitti", **protocol: object) -> Results:
@@ -26,9 +26,9 @@ def cells(table: str, method: str) -> list[str]:
 
 def test_best_and_second_are_marked() -> None:
     rows = [
-        Row(method="a", values={"x": 1.0, "y": 3.0001}),
-        Row(method="b", values={"x": 2.0, "y": 2.9999}),
-        Row(method="c", values={"x": 3.0, "y": 9.0}),
+        MethodRow(method="a", values={"x": 1.0, "y": 3.0001}),
+        MethodRow(method="b", values={"x": 2.0, "y": 2.9999}),
+        MethodRow(method="c", values={"x": 3.0, "y": 9.0}),
     ]
     table = metric_table(rows, ["x", "y"], "ate_rmse_m")
     assert cells(table, "a") == ["**1.000**", "**3.000**", "**2.000**"]
@@ -37,12 +37,12 @@ def test_best_and_second_are_marked() -> None:
 
 
 def test_higher_is_better_for_f1() -> None:
-    rows = [Row(method="a", values={"x": 0.9}), Row(method="b", values={"x": 0.8})]
+    rows = [MethodRow(method="a", values={"x": 0.9}), MethodRow(method="b", values={"x": 0.8})]
     assert cells(metric_table(rows, ["x"], "f1_at_0.25"), "a") == ["**0.900**", "**0.900**"]
 
 
 def test_failed_and_not_run_do_not_count() -> None:
-    rows = [Row(method="a", values={"x": 4.0, "y": None}), Row(method="b", values={"x": 5.0})]
+    rows = [MethodRow(method="a", values={"x": 4.0, "y": None}), MethodRow(method="b", values={"x": 5.0})]
     table = metric_table(rows, ["x", "y"], "ate_rmse_m")
     assert cells(table, "a") == ["**4.000**", "*", "**4.000** (1 of 2)"]
     assert cells(table, "b") == ["_5.000_", "–", "_5.000_ (1 of 2)"]
@@ -140,3 +140,24 @@ def test_published_sequences_are_those_of_the_benchmarks() -> None:
     for benchmark in ("kitti", "vbr", "vkitti2"):
         for row in published_rows(benchmark, "ate_rmse_m"):
             assert tuple(row.values) == BENCHMARKS[benchmark].protocol.sequences
+
+
+def test_notes_on_the_papers_numbers_are_printed() -> None:
+    found = {
+        "online": {"rre_rmse_deg": 0.2, "ate_rmse_m": 40.0},
+        "no-loops": {},
+        "off10": {"ate_rmse_m": 30.0},
+    }
+    run = Results(
+        benchmark="kitti",
+        method="x",
+        protocol={},
+        config={},
+        sequences={"00": SequenceResult(num_frames=4541, variants=found)},
+    )
+    text = run_tables([run], ["ate_rmse_m", "rre_rmse_deg"])
+    assert "The paper does not say which mean over frames it takes; RMSE is assumed." in text
+    assert "are not the means of their rows" in text
+    assert "RRE (°): root mean square rotation error" in text
+    assert "| x-Off-10 |" in text
+    assert "not say which mean" not in run_tables([run], ["rre_rmse_deg"], with_paper=False)

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import map_clouds
-from anchor3r.io.pointcloud import Cloud, drawn_by_lot, voxel_downsampled, write_ply
+from anchor3r.io.pointcloud import Cloud, random_subset, voxel_downsampled, write_ply
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.store import MapWriter, load_map
@@ -96,15 +96,15 @@ def test_the_lot_draws_evenly_and_keeps_the_order() -> None:
     clouds = [
         replace(cloud, confidence=np.full(500, k, np.float32)) for k, cloud in enumerate(some_clouds(20))
     ]
-    drawn = drawn_by_lot(iter(clouds), 1000, seed=1)
+    drawn = random_subset(iter(clouds), 1000, seed=1)
     assert len(drawn) == 1000
     assert (np.diff(drawn.confidence) >= 0).all()
     shares = np.bincount(drawn.confidence.astype(int), minlength=20)
     assert shares.min() > 25
     assert shares.max() < 80
-    assert_array_equal(drawn.points, drawn_by_lot(iter(clouds), 1000, seed=1).points)
-    assert len(drawn_by_lot(iter(clouds), 20_000)) == 10_000
-    assert len(drawn_by_lot([], 10)) == 0
+    assert_array_equal(drawn.points, random_subset(iter(clouds), 1000, seed=1).points)
+    assert len(random_subset(iter(clouds), 20_000)) == 10_000
+    assert len(random_subset([], 10)) == 0
 
 
 def test_a_grid_that_cannot_hold_the_map_says_so() -> None:

@@ -65,6 +65,15 @@ def test_a_place_that_was_never_left_is_no_loop() -> None:
     assert len(retrieve(still)) == 0
 
 
+def test_visits_that_are_too_close_in_time_are_no_loop() -> None:
+    keyframes = circle(3 * ROUND)
+    matches = retrieve(keyframes, RetrievalConfig(top_k=5, min_gap=STEP * (ROUND + 10)))
+    offset = matches.query - matches.match
+    assert len(matches) >= ROUND - 2
+    assert offset.min() >= STEP * (ROUND + 10)
+    assert retrieve(keyframes, RetrievalConfig(top_k=5)).query.min() < matches.query.min()
+
+
 def test_looking_away_and_back_is_a_loop() -> None:
     keyframes = circle(2 * ROUND)
     rotation = keyframes.camera_from_world.rotation
@@ -97,7 +106,7 @@ def test_runs_outvote_a_lookalike() -> None:
 def test_blocks_give_what_one_block_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     keyframes = circle(2 * ROUND + 7)
     whole = retrieve(keyframes)
-    monkeypatch.setattr("anchor3r.graph.retrieval._BLOCK", 8)
+    monkeypatch.setattr("anchor3r.loops.retrieval._BLOCK", 8)
     parts = retrieve(keyframes)
     assert_array_equal(parts.query, whole.query)
     assert_array_equal(parts.match, whole.match)

@@ -16,14 +16,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp, umeyama
+from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import LoopChoices, refine_map
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.refine import LoopChoices, RefineConfig, refine_map
+from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.sources import Frame
-from anchor3r.store import MapWriter, StoreConfig, load_map
+from anchor3r.store import LoopState, MapWriter, StoreConfig, best_poses, load_map
 from looping_source import ROUND, LoopingSource
 
 NUM_FRAMES = 2 * ROUND + 40
@@ -114,7 +115,10 @@ def test_loops_are_closed_and_the_trajectory_is_better(folder: Path) -> None:
         assert_allclose(
             scene_map.trajectory("offline").center[0], scene_map.trajectory().center[0], atol=1e-9
         )
-        assert scene_map.meta["refinement"]["accepted"] == summary["accepted"]
+        made = scene_map.refinement("offline")
+        assert made.summary["accepted"] == summary["accepted"]
+        assert made.settings["keyframe_interval"] == RefineSettings().keyframe_interval
+        assert made.settings["config"]["retrieval"]["min_gap"] == RetrievalConfig().min_gap
     loop_edges = graph.edges.kind == EdgeKind.LOOP
     assert loop_edges.sum() == 2 * (CONFIG.window - 1) * summary["accepted"]
     assert all(loop.query - loop.match >= 50 for loop in loops)
@@ -139,10 +143,22 @@ def test_a_second_run_measures_nothing_and_gives_the_same(folder: Path) -> None:
     assert anew.num_related > 0
 
 
-def test_the_papers_way_closes_loops_too(folder: Path) -> None:
-    summary = refine_map(folder, RefineSettings(method="paper"), predictor=Measured)
-    assert summary["accepted"] >= 0.9 * summary["loop_events"] > 0
+@pytest.mark.parametrize("method", ["decoupled", "paper"])
+def test_rotations_first_closes_loops_too(folder: Path, method: Method) -> None:
+    summary = refine_map(folder, RefineSettings(method=method), predictor=Measured)
+    assert summary["accepted"] >= (1.0 if method == "paper" else 0.9) * summary["loop_events"] > 0
     assert ate(folder, "offline") < 0.6 * ate(folder, "online")
+
+
+def test_windows_of_query_and_match_share_no_frame(tmp_path: Path) -> None:
+    """However short the gap that is asked for: a frame related to itself would close no loop."""
+    predictor = GroundTruthPredictor(replace(CONFIG, window=60))
+    folder = make_map(tmp_path / "map", predictor, length=2 * ROUND)
+    config = RefineConfig(retrieval=RetrievalConfig(min_gap=1, min_similarity=-1.0))
+    refine_map(folder, predictor=lambda: predictor, config=config)
+    with load_map(folder) as scene_map:
+        gaps = [loop.query - loop.match for loop in scene_map.loops()]
+    assert 2 * 60 <= min(gaps) < 2 * 60 + 10
 
 
 def test_without_loops_only_windows_count(folder: Path) -> None:
@@ -156,7 +172,58 @@ def test_without_loops_only_windows_count(folder: Path) -> None:
     refine_map(folder, RefineSettings(loops=False), predictor=never)
     assert ate(folder, "offline") == pytest.approx(alone, rel=1e-6)
     with load_map(folder) as scene_map:
-        assert any(loop.accepted for loop in scene_map.loops())
+        assert scene_map.loops() == []
+        assert not (scene_map.graph().edges.kind == EdgeKind.LOOP).any()
+    refine_map(folder, predictor=never)
+    assert ate(folder, "offline") < 0.7 * alone
+
+
+def test_refinements_of_several_names_stand_side_by_side(folder: Path) -> None:
+    """Each with its own settings, loops and verdicts; none touches another, or measures anything twice."""
+    predictor = Measured()
+    wanted = {
+        "off5": RefineSettings(),
+        "off10": RefineSettings(keyframe_interval=10),
+        "no-loops": RefineSettings(loops=False),
+        "paper": RefineSettings(method="paper"),
+    }
+    for name, settings in wanted.items():
+        refine_map(folder, settings, name=name, predictor=lambda: predictor)
+    measured = predictor.num_related
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online", *wanted]
+        assert best_poses(scene_map.trajectory_names()) == "paper"
+        paths = {name: scene_map.trajectory(name).center for name in wanted}
+        loops = {name: scene_map.loops(name) for name in wanted}
+        for name, settings in wanted.items():
+            stamped = scene_map.refinement(name).settings
+            assert stamped["keyframe_interval"] == settings.keyframe_interval
+            assert (stamped["method"], stamped["loops"]) == (settings.method, settings.loops)
+        assert {loop.state for loop in loops["paper"]} == {LoopState.UNVERIFIED}
+        num_edges = {name: len(scene_map.graph(name)) for name in wanted}
+    assert len(loops["off5"]) > len(loops["off10"]) > len(loops["no-loops"]) == 0
+    assert [loop.event for loop in loops["paper"]] == [loop.event for loop in loops["off5"]]
+    assert not {loop.event for loop in loops["off5"]} & {loop.event for loop in loops["off10"]}
+    assert num_edges["paper"] >= num_edges["off5"] > num_edges["off10"] > num_edges["no-loops"]
+    refine_map(folder, wanted["off5"], name="off5", predictor=never)
+    rejected = loops["off10"][0].event
+    refine_map(
+        folder, wanted["off10"], name="off10", predictor=never, choices=LoopChoices(reject=(rejected,))
+    )
+    assert predictor.num_related == measured
+    with load_map(folder) as scene_map:
+        for name in ("off5", "no-loops", "paper"):
+            assert_array_equal(scene_map.trajectory(name).center, paths[name])
+            assert scene_map.loops(name) == loops[name]
+        assert scene_map.loops("off10")[0].state is LoopState.REJECTED_BY_HAND
+        with pytest.raises(Anchor3RError, match="no refinement 'off15', only: no-loops, paper, off5, off10"):
+            scene_map.refinement("off15")
+
+
+def test_refined_poses_are_not_called_online(folder: Path) -> None:
+    for name in ("online", "", "a/b"):
+        with pytest.raises(Anchor3RError, match="cannot be called"):
+            refine_map(folder, name=name, predictor=never)
 
 
 def lie(prediction: WindowPrediction, *, anchors: range) -> WindowPrediction:
@@ -375,7 +442,7 @@ def test_what_cannot_be_refined_says_so(folder: Path, tmp_path: Path) -> None:
         refine_map(folder, predictor=Measured)
     with pytest.raises(Anchor3RError, match="no descriptors"):
         refine_map(folder, RefineSettings(descriptor="tokens"), predictor=Measured)
-    with pytest.raises(Anchor3RError, match="no loops to judge"):
+    with pytest.raises(Anchor3RError, match="no loops of 'offline' to judge"):
         refine_map(folder, predictor=never, choices=LoopChoices(reject=(0,)))
     refine_map(folder, predictor=Measured)
     with pytest.raises(Anchor3RError, match="no loop event 999"):

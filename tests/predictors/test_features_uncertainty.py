@@ -79,3 +79,12 @@ def test_noise_is_that_of_most_observations() -> None:
     assert noise_variance(np.concatenate([errors, np.full(400, 2.0)])) == pytest.approx(clean, rel=0.3)
     assert noise_variance(2 * errors) == pytest.approx(4 * clean)
     assert noise_variance(np.empty(0)) > 0
+
+
+def test_noise_is_inflated_since_observations_of_a_point_err_alike() -> None:
+    """A pose from n observations that err in fours is known as well as one from n / 4 independent ones."""
+    rng = np.random.default_rng(1)
+    independent = rng.normal(0, 0.3, (4000, 2))
+    in_fours = np.repeat(independent[:1000], 4, axis=0)
+    variance_of_mean = noise_variance(np.linalg.norm(in_fours, axis=1)) / len(in_fours)
+    assert variance_of_mean == pytest.approx(0.3**2 / 1000, rel=0.1)

@@ -12,6 +12,7 @@ from anchor3r.model.checkpoints import file_digest, save_checkpoint
 from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
 from anchor3r.model.network import Anchor3RNetwork
 from anchor3r.predictors.network.predictor import NetworkPredictor, NetworkPredictorConfig, network_size
+from anchor3r.predictors.network.window_estimation import WindowEstimationConfig
 from anchor3r.sources.frame import Frame
 
 CAMERA = Pinhole.from_fov(70, 64, 48)
@@ -21,12 +22,14 @@ def make_network(preset: str = "tiny", window: int = 4) -> Anchor3RNetwork:
     torch.manual_seed(0)
     changes: dict[str, object] = {"window": window}
     if preset == "tiny":
-        changes["matching"] = MatchingConfig(channels=(8, 12, 16), coarse_dim=16, fine_dim=8, hidden=16)
+        changes["matching"] = MatchingConfig(
+            channels=(8, 12, 16), coarse_dim=16, fine_dim=8, hidden=16, area=48 * 64
+        )
     return Anchor3RNetwork(shrunk(PRESETS[preset], **changes)).eval()
 
 
-def predictor(preset: str = "tiny", window: int = 4, adjust: bool = True) -> NetworkPredictor:
-    config = NetworkPredictorConfig(area=48 * 64, long_side=56, adjust=adjust)
+def predictor(preset: str = "tiny", window: int = 4) -> NetworkPredictor:
+    config = NetworkPredictorConfig(long_side=56)
     return NetworkPredictor(make_network(preset, window), name="test", config=config, device="cpu")
 
 
@@ -49,7 +52,7 @@ def test_windows_name_the_right_frames(preset: str) -> None:
     for k, prediction in enumerate(measured):
         assert prediction.anchor == 3 * k
         recent = [3 * j for j in range(max(0, k - 3), k)]
-        keyframes = [3 * j for j in range(0, max(0, k - 3), NetworkPredictorConfig().keyframe_interval)]
+        keyframes = [3 * j for j in range(0, max(0, k - 3), WindowEstimationConfig().keyframe_interval)]
         older = prediction.members[: len(prediction.members) - len(recent)].tolist()
         assert prediction.members.tolist() == older + recent
         assert set(older) <= set(keyframes if preset == "tiny" else [])
@@ -121,7 +124,7 @@ def test_covariances_are_proper() -> None:
     assert covariance is not None
     assert covariance.shape == (3, 6, 6)
     assert (np.linalg.eigvalsh(covariance) > 0).all()
-    # A window's unit is never sure, however many matches there are: lengths are known to 5 % at best.
+    # A window's scale is never sure, however many matches there are: lengths are known to 5 % at best.
     turned = np.swapaxes(measured[-1].member_from_anchor_rotation, 1, 2)
     moved = (turned @ measured[-1].member_from_anchor_translation[..., None])[..., 0]
     along = moved / np.linalg.norm(moved, axis=1, keepdims=True)

@@ -64,7 +64,7 @@ def looped(tmp_path: Path, street_folder: Path) -> Path:
         good = Loop(event=0, query=10, match=0, state=LoopState.FITS, figures={"similarity": 0.5})
         bad = Loop(event=1, query=9, match=1, state=LoopState.CONTRADICTED, figures={"<script>": 1.0})
         writer.write_loops([(good, []), (bad, [])])
-        writer.write_refinement("offline", made.trajectory(), [], refinement={"accepted": 1})
+        writer.write_refinement("offline", made.trajectory(), [], search=0, summary={"accepted": 1})
     return folder
 
 
@@ -148,7 +148,7 @@ def test_jumps_of_unit_and_position_are_named(street: Map) -> None:
     log_scale[30:] = np.log(1.5)
     center[45:, 0] += 20
     text = warnings_with(street, replace(smooth, log_scale=log_scale, center=center))
-    assert "the unit jumps 1 times by more than 1.2×, at most by 1.50× at frame 30: 30" in text
+    assert "the scale jumps 1 times by more than 1.2×, at most by 1.50× at frame 30: 30" in text
     assert "the camera jumps 1 times by more than 6 usual steps: 45" in text
     parted = replace(smooth, center=center, component=(np.arange(60) >= 45).astype(np.int64))
     assert "the camera jumps" not in warnings_with(street, parted), "components are not related"

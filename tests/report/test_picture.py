@@ -11,17 +11,18 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from anchor3r.cli import main as cli
+from anchor3r.framing import upward
 from anchor3r.report import picture
-from anchor3r.report.drawing import TRUTH, Scene, scene_of
-from anchor3r.report.picture import View, picture_png
-from anchor3r.report.raster import Camera, draw_points, eye_dome_shade
+from anchor3r.report.picture import TRUTH, PictureScene, View, picture_png, scenes_of
+from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import Map, MapWriter
+from anchor3r.trajectory import Trajectory
 
 UP = np.array([0.0, -1.0, 0.0])
 GREEN, BLUE = (0, 255, 0), (0, 0, 255)
 
 
-def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Scene:
+def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> PictureScene:
     """A green floor under a straight path, a blue roof above it, and points that lie far off."""
     rng = np.random.default_rng(0)
     points = rng.uniform((-4, 1.5, -1), (4, 1.5, 11), (ground + roof, 3))
@@ -29,15 +30,22 @@ def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Scene:
     points = np.concatenate([points, rng.uniform(-1, 1, (strays, 3)) * 500])
     colours = np.array([GREEN] * ground + [BLUE] * roof + [GREEN] * strays, np.uint8).reshape(-1, 3)
     path = np.linspace((0, 0, 0), (1, 0, 10), 20)
-    return Scene(
-        points=points.astype(np.float32), colours=colours, below=points[:, 1] >= 0,
-        paths={"online": [path], TRUTH: [path + 0.1]}, cameras=np.empty((0, 11, 3)), up=UP,
-        metres_per_unit=2.0,
+    return PictureScene(
+        poses=looking_along_z(path), points=points.astype(np.float32), normals=np.full_like(points, np.nan),
+        colours=colours, below=points[:, 1] >= 0, paths={"online": [path], TRUTH: [path + 0.1]},
+        cameras=np.empty((0, 11, 3)), metres_per_unit=2.0,
     )  # fmt: skip
 
 
-def drawn(scene: Scene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(picture_png(scene, view=view, size=size))).convert("RGB"), int)
+def looking_along_z(centers: np.ndarray) -> Trajectory:
+    count = len(centers)
+    return Trajectory(
+        frames=np.arange(count), rotation=np.tile(np.eye(3), (count, 1, 1)), center=np.asarray(centers, float)
+    )
+
+
+def drawn(scene: PictureScene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(picture_png([scene], view=view, size=size))).convert("RGB"), int)
 
 
 def share_of(pixels: np.ndarray, channel: int) -> float:
@@ -47,7 +55,7 @@ def share_of(pixels: np.ndarray, channel: int) -> float:
 
 
 def test_the_nearer_point_hides_the_farther_one() -> None:
-    camera = Camera(np.eye(3), np.zeros(3), 100.0, (21, 21))
+    camera = PictureCamera(np.eye(3), np.zeros(3), 100.0, (21, 21))
     points = np.array([[0, 0, 2.0], [0, 0, 1.0], [0, 0, 3.0], [0, 0, -1.0]])
     colours = np.array([[1, 0, 0], [2, 0, 0], [3, 0, 0], [4, 0, 0]], np.uint8)
     image, depth = draw_points(camera, points, colours, radius=2.0)
@@ -97,12 +105,13 @@ def test_a_map_without_points_still_has_its_path() -> None:
 
 
 def test_the_scene_of_a_map_knows_its_scale_and_what_is_up(street: Map) -> None:
-    scene = scene_of(street, "online", max_points=5000)
-    assert len(scene.points) == 5000
+    (scene,) = scenes_of(street, "online", max_points=5000)
+    assert 4500 < len(scene.points) <= 5000
     assert_allclose(scene.metres_per_unit, 1, rtol=1e-6)
     assert_allclose(scene.paths[TRUTH][0], scene.paths["online"][0], atol=1e-6)
-    assert scene.up @ UP > 0.95
-    heights = (scene.points - scene.paths["online"][0].mean(0)) @ scene.up
+    up = upward(scene.poses)
+    assert up @ UP > 0.95
+    heights = (scene.points - scene.paths["online"][0].mean(0)) @ up
     assert heights[scene.below].max() < heights[~scene.below].max()
 
 

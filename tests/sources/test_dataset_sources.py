@@ -212,10 +212,10 @@ def test_tum_poses_too_far_in_time_are_none(tmp_path: Path) -> None:
         ("rgb.txt", "nan rgb/0.png\n", "is no list"),
         ("rgb.txt", "now rgb/0.png\n", "line 1 of .*rgb.txt should be 1 numbers"),
         ("depth.txt", "", "depth.txt is no list"),
-        ("groundtruth.txt", "1 2 3", "line 1 of .*groundtruth.txt should be 8 numbers"),
-        ("groundtruth.txt", "# t x y z q\n1 0 0 0 0 0 0 0", "line 2 of .*groundtruth.txt is no rigid motion"),
-        ("groundtruth.txt", "1 0 0 inf 0 0 0 1", "line 1 of .*groundtruth.txt is no rigid motion"),
-        ("groundtruth.txt", "# empty", "groundtruth.txt is empty"),
+        ("groundtruth.txt", "1 2 3", "groundtruth.txt, line 1: expected timestamp"),
+        ("groundtruth.txt", "# t x y z q\n1 0 0 0 0 0 0 0", "groundtruth.txt, line 2: the quaternion is not"),
+        ("groundtruth.txt", "1 0 0 inf 0 0 0 1", "groundtruth.txt, line 1: expected timestamp"),
+        ("groundtruth.txt", "# empty", "groundtruth.txt holds no poses"),
     ],
 )
 def test_tum_files_that_cannot_be_right(tmp_path: Path, name: str, text: str, message: str) -> None:

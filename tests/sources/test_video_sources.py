@@ -14,8 +14,7 @@ from clips import encode, number_of, numbered_image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources import UndecodableFrameError, open_source
-from anchor3r.sources.presentation import PresentationTable
-from anchor3r.sources.video import VideoInput, VideoSource
+from anchor3r.sources.video import PresentationTable, VideoInput, VideoSource
 
 CONTAINERS = {
     "mp4": ("clip.mp4", {}),

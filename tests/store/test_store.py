@@ -18,10 +18,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import so3_exp
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
-from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, load_map, rows
+from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, best_poses, load_map, rows
 from anchor3r.store.database import DATABASE, FORMAT_VERSION
 from anchor3r.store.pointmaps import decode_points, encode_points
 from anchor3r.trajectory import FramePose, Trajectory
@@ -44,10 +44,8 @@ def make_map(folder: Path, length: int = 12) -> Path:
 def some_edges(anchor: int, members: list[int], kind: EdgeKind = EdgeKind.WINDOW) -> Edges:
     rng = np.random.default_rng(anchor)
     n = len(members)
-    graph = MotionGraph()
     rotations, translations = so3_exp(rng.normal(size=(n, 3))), rng.normal(size=(n, 3))
-    graph.add_group(anchor, members, rotations, translations, kind=kind, weight=rng.random(n))
-    return graph.edges
+    return Edges.of(members, anchor, rotations, translations, kind=kind, weight=rng.random(n))
 
 
 def some_pose(frame: int, **fields: object) -> FramePose:
@@ -77,15 +75,15 @@ def test_everything_recorded_is_read_back_exactly(tmp_path: Path) -> None:
         store.record(source.read(1), window_of(1, descriptor=descriptor), edges, [late])
         store.record(source.read(2), window_of(2, status=WindowStatus.LOST), some_edges(2, []), [])
         store.write_meta(note=[1, "two"])
-    with load_map(tmp_path / "m") as made:
-        assert made.meta["identity"] == {"source": "toy", "stride": 2}
-        assert made.meta["note"] == [1, "two"]
-        frames = made.frames()
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.meta["identity"] == {"source": "toy", "stride": 2}
+        assert scene_map.meta["note"] == [1, "two"]
+        frames = scene_map.frames()
         assert frames.index.tolist() == [0, 1, 2]
         assert frames.status.tolist() == ["ok", "ok", "lost"]
-        assert made.counts() == Counts(frames=3, with_pose=2, lost=1, components=2)
+        assert scene_map.counts() == Counts(frames=3, with_pose=2, lost=1, components=2)
         assert_array_equal(frames.timestamp_s, [0, 0.1, 0.2])
-        trajectory = made.trajectory()
+        trajectory = scene_map.trajectory()
         assert trajectory.frames.tolist() == [0, 1]
         assert trajectory.component.tolist() == [0, 3]
         assert trajectory.log_scale.tolist() == [0, 0.5]
@@ -93,17 +91,17 @@ def test_everything_recorded_is_read_back_exactly(tmp_path: Path) -> None:
         assert_array_equal(trajectory.rotation, [toy_pose(k).rotation for k in (0, 1)])
         assert np.isnan(trajectory.covariance[0]).all()
         assert_array_equal(trajectory.covariance[1], np.eye(6) / 7)
-        stored = made.graph().edges
+        stored = scene_map.graph().edges
         for name in ("frame_i", "frame_t", "rotation", "translation", "weight", "kind"):
             assert_array_equal(getattr(stored, name), getattr(edges, name))
-        assert not made.graph().has_information
-        truth = made.true_trajectory()
+        assert not scene_map.graph().edges.has_information().any()
+        truth = scene_map.true_trajectory()
         assert_allclose(truth.camera_from_world.matrix()[2], toy_pose(2).matrix(), atol=1e-12)
-        described, descriptors = made.descriptors()
+        described, descriptors = scene_map.descriptors()
         assert described.tolist() == [1]
         assert_array_equal(descriptors, [descriptor])
-        assert made.points(0) is None
-        assert len(made.runtime().seconds) == 3
+        assert scene_map.points(0) is None
+        assert len(scene_map.runtime().seconds) == 3
 
 
 def test_information_is_kept_for_those_groups_that_have_it(tmp_path: Path) -> None:
@@ -114,8 +112,8 @@ def test_information_is_kept_for_those_groups_that_have_it(tmp_path: Path) -> No
     with MapWriter.create(tmp_path / "m") as store:
         for frame, edges in enumerate([some_edges(0, []), plain, informed]):
             store.record(source.read(frame), window_of(frame), edges, [])
-    with load_map(tmp_path / "m") as made:
-        stored = made.graph().edges.information
+    with load_map(tmp_path / "m") as scene_map:
+        stored = scene_map.graph().edges.information
     assert np.isnan(stored[0]).all()
     assert_array_equal(stored[1:], information)
 
@@ -125,8 +123,8 @@ def test_a_kept_frame_can_be_measured_again(tmp_path: Path) -> None:
     make = StoreConfig(image_side=16)
     with MapWriter.create(tmp_path / "m", config=make) as store:
         fill(store, 3)
-    with load_map(tmp_path / "m") as made:
-        frame = made.frame(2)
+    with load_map(tmp_path / "m") as scene_map:
+        frame = scene_map.frame(2)
     assert frame.image.shape == (12, 16, 3)
     assert frame.intrinsics == CAMERA.resized(16, 12)
     assert_array_equal(frame.camera_from_world.matrix(), toy_pose(2).matrix())
@@ -137,27 +135,27 @@ def test_a_kept_frame_can_be_measured_again(tmp_path: Path) -> None:
 def test_images_are_left_out_on_request(tmp_path: Path) -> None:
     with MapWriter.create(tmp_path / "m", config=StoreConfig(keep_images=False)) as store:
         fill(store, 3)
-    with load_map(tmp_path / "m") as made:
-        assert made.points(1) is not None
-        with pytest.raises(Anchor3RError, match="--no-keep-images"):
-            made.image(1)
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.points(1) is not None
+        with pytest.raises(Anchor3RError, match="keep_images"):
+            scene_map.image(1)
         with pytest.raises(Anchor3RError, match="no frame 7"):
-            made.frame(7)
+            scene_map.frame(7)
 
 
 def test_a_reader_sees_what_is_committed_while_the_writer_goes_on(tmp_path: Path) -> None:
     source = ToySource(10)
     config = StoreConfig(commit_interval_s=1e9, commit_frames=4)
-    with MapWriter.create(tmp_path / "m", config=config) as store, load_map(tmp_path / "m") as made:
+    with MapWriter.create(tmp_path / "m", config=config) as store, load_map(tmp_path / "m") as scene_map:
         seen = []
         for index in range(10):
             store.record(source.read(index), window_of(index), some_edges(index, []), [])
-            seen.append(made.num_frames)
+            seen.append(scene_map.num_frames)
         assert seen == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8]
-        points = made.iter_points()
+        points = scene_map.iter_points()
         next(points, None)
         store.commit()
-        assert made.num_frames == 10
+        assert scene_map.num_frames == 10
 
 
 def test_each_frame_is_committed_once_the_interval_has_passed(tmp_path: Path) -> None:
@@ -165,8 +163,8 @@ def test_each_frame_is_committed_once_the_interval_has_passed(tmp_path: Path) ->
     with MapWriter.create(tmp_path / "m", config=StoreConfig(commit_interval_s=0)) as store:
         for index in range(3):
             store.record(source.read(index), window_of(index), some_edges(index, []), [])
-            with load_map(tmp_path / "m") as made:
-                assert made.num_frames == index + 1
+            with load_map(tmp_path / "m") as scene_map:
+                assert scene_map.num_frames == index + 1
 
 
 def test_only_one_process_writes(tmp_path: Path) -> None:
@@ -179,15 +177,15 @@ def test_only_one_process_writes(tmp_path: Path) -> None:
 
 def test_an_existing_map_is_neither_lost_nor_mixed_with_another(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "m")
-    with pytest.raises(Anchor3RError, match=r"already holds a map.*--resume.*--overwrite"):
+    with pytest.raises(Anchor3RError, match=r"already holds a map.*resume.*overwrite"):
         MapWriter.create(folder)
     with pytest.raises(Anchor3RError, match="made with source = 'toy', not 'other'"):
         MapWriter.resume(folder, {"source": "other"})
     (folder / "notes.txt").write_text("mine")
     MapWriter.create(folder, overwrite=True).close()
-    with load_map(folder) as made:
-        assert made.num_frames == 0
-        assert len(made.trajectory()) == len(made.graph()) == 0
+    with load_map(folder) as scene_map:
+        assert scene_map.num_frames == 0
+        assert len(scene_map.trajectory()) == len(scene_map.graph()) == 0
     assert (folder / "notes.txt").read_text() == "mine"
 
 
@@ -200,7 +198,7 @@ def test_a_map_that_died_before_its_first_transaction_is_begun_anew(tmp_path: Pa
 
 
 def test_bad_folders_have_words(tmp_path: Path) -> None:
-    with pytest.raises(Anchor3RError, match="holds no map; make one with"):
+    with pytest.raises(Anchor3RError, match="holds no map; check the path"):
         load_map(tmp_path / "nowhere")
     tmp_path.joinpath("file").touch()
     with pytest.raises(Anchor3RError, match="choose another folder"):
@@ -243,8 +241,8 @@ def test_a_read_only_map_can_be_read_but_not_written(tmp_path: Path) -> None:
     for leftover in folder.glob(f"{DATABASE}-*"):
         leftover.unlink()
     folder.chmod(0o555)
-    with load_map(folder) as made:
-        assert made.num_frames == 12
+    with load_map(folder) as scene_map:
+        assert scene_map.num_frames == 12
     with pytest.raises(Anchor3RError, match=r"read-only|permissions"):
         MapWriter.resume(folder)
     folder.chmod(0o755)
@@ -256,32 +254,32 @@ def test_a_full_disk_leaves_a_map_that_can_be_read_and_resumed(tmp_path: Path) -
     store._database.execute("PRAGMA max_page_count = 60")
     with pytest.raises(Anchor3RError, match=r"disk is full.*The map so far is intact"), store:
         fill(store, 40)
-    with load_map(tmp_path / "m") as made:
-        kept = made.num_frames
+    with load_map(tmp_path / "m") as scene_map:
+        kept = scene_map.num_frames
         assert 0 < kept < 40
-        assert len(made.trajectory()) == kept
-        assert all(made.points(index) is not None for index in range(kept))
+        assert len(scene_map.trajectory()) == kept
+        assert all(scene_map.points(index) is not None for index in range(kept))
     with MapWriter.resume(tmp_path / "m", {"source": "toy"}) as store:
         fill(store, 40)
-    with load_map(tmp_path / "m") as made, load_map(whole) as expected:
-        assert_array_equal(made.trajectory().center, expected.trajectory().center)
+    with load_map(tmp_path / "m") as scene_map, load_map(whole) as expected:
+        assert_array_equal(scene_map.trajectory().center, expected.trajectory().center)
 
 
 def test_a_frame_is_recorded_wholly_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = ToySource(3)
 
-    def failing(*arguments: object) -> Iterator[rows.Row]:
-        yield rows.Row("points", {"frame": 1})  # misses what the table demands
+    def failing(*arguments: object) -> Iterator[rows.TableRow]:
+        yield rows.TableRow("points", {"frame": 1})  # misses what the table demands
 
     with MapWriter.create(tmp_path / "m") as store:
         store.record(source.read(0), window_of(0), some_edges(0, []), [some_pose(0)])
         monkeypatch.setattr(rows, "bulk", failing)
         with pytest.raises(Anchor3RError):
             store.record(source.read(1), window_of(1), some_edges(1, [0]), [some_pose(1)])
-    with load_map(tmp_path / "m") as made:
-        assert made.frames().index.tolist() == [0]
-        assert len(made.trajectory()) == 1
-        assert len(made.graph()) == 0
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.frames().index.tolist() == [0]
+        assert len(scene_map.trajectory()) == 1
+        assert len(scene_map.graph()) == 0
 
 
 def replay(folder: Path, *, pose_error: float = 0.0, members: tuple[int, ...] = (0,)) -> MapWriter:
@@ -307,8 +305,8 @@ def test_a_replay_is_compared_with_what_is_there(tmp_path: Path, caplog: pytest.
         replay(tmp_path, pose_error=0.5)
     with pytest.raises(Anchor3RError, match="edge_groups differ"):
         replay(tmp_path, members=(7,))
-    with load_map(tmp_path) as made:
-        assert_array_equal(made.trajectory().center, [toy_pose(1).center()])
+    with load_map(tmp_path) as scene_map:
+        assert_array_equal(scene_map.trajectory().center, [toy_pose(1).center()])
 
 
 def test_snapshots_keep_any_arrays_and_only_the_last_one(
@@ -342,7 +340,7 @@ def test_snapshots_are_due_by_count_unless_they_cost_too_much(
     monkeypatch.setattr("anchor3r.store.writer.time.monotonic", lambda: clock[0])
     source = ToySource(9)
 
-    def slow(*arguments: object) -> Iterator[rows.Row]:
+    def slow(*arguments: object) -> Iterator[rows.TableRow]:
         clock[0] += 2.0
         return iter(())
 
@@ -361,9 +359,10 @@ def test_snapshots_are_due_by_count_unless_they_cost_too_much(
 
 def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "m")
-    with load_map(folder) as made:
-        online = made.trajectory()
-        num_windows = len(made.graph())
+    with load_map(folder) as scene_map:
+        assert best_poses(scene_map.trajectory_names()) == "online"
+        online = scene_map.trajectory()
+        num_windows = len(scene_map.graph())
     refined = Trajectory(frames=online.frames, rotation=online.rotation, center=online.center + 1)
     true_loop = Loop(event=0, query=11, match=1, state=LoopState.SUPPORTED, figures={"inliers": 0.9})
     false_loop = Loop(event=1, query=9, match=0, state=LoopState.CONTRADICTED, figures={})
@@ -372,40 +371,64 @@ def test_refined_poses_and_loops_live_beside_the_online_ones(tmp_path: Path) -> 
         store.write_trajectory("offline", refined)
         groups = [some_edges(11, [0, 1], EdgeKind.LOOP), some_edges(1, [10, 11], EdgeKind.LOOP)]
         store.write_loops([(true_loop, groups), (false_loop, [some_edges(9, [0], EdgeKind.LOOP)])])
-    with load_map(folder) as made:
-        assert made.trajectory_names() == ["online", "offline"]
-        assert_array_equal(made.trajectory("offline").center, online.center + 1)
-        assert_array_equal(made.trajectory().center, online.center)
-        assert made.loops() == [true_loop, false_loop]
-        assert len(made.graph()) == num_windows + 4
-        assert len(made.graph(rejected_loops=True)) == num_windows + 5
-        assert np.count_nonzero(made.graph().edges.kind == EdgeKind.LOOP) == 4
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online", "offline"]
+        assert best_poses(scene_map.trajectory_names()) == "offline"
+        assert_array_equal(scene_map.trajectory("offline").center, online.center + 1)
+        assert_array_equal(scene_map.trajectory().center, online.center)
+        assert scene_map.loops() == [true_loop, false_loop]
+        assert len(scene_map.graph()) == num_windows + 4
+        assert len(scene_map.graph(rejected_loops=True)) == num_windows + 5
+        assert np.count_nonzero(scene_map.graph().edges.kind == EdgeKind.LOOP) == 4
         with pytest.raises(Anchor3RError, match="no 'best' poses, only: online, offline"):
-            made.trajectory("best")
+            scene_map.trajectory("best")
     changed = replace(false_loop, state=LoopState.ACCEPTED_BY_HAND, figures={"excess": 0.5})
     with MapWriter.open(folder) as store:
-        store.write_refinement("offline", refined, [changed])
-    with load_map(folder) as made:
-        assert made.loops() == [true_loop, changed]
-        assert len(made.graph()) == num_windows + 5
+        store.write_refinement("offline", refined, [true_loop, changed], search=0)
+    with load_map(folder) as scene_map:
+        assert scene_map.loops() == [true_loop, changed]
+        assert len(scene_map.graph()) == num_windows + 5
 
 
-def test_loops_of_older_maps_hold_texts(tmp_path: Path) -> None:
+def test_maps_of_format_1_are_read_as_they_are_and_upgraded_when_written(tmp_path: Path) -> None:
+    """One search and one refinement, whose verdicts stand in the loops, as texts in the oldest ones."""
     folder = make_map(tmp_path / "m")
     loop = Loop(event=0, query=11, match=1, state=LoopState.FITS, figures={})
+    with load_map(folder) as scene_map:
+        refined = replace(scene_map.trajectory(), covariance=None)
     with MapWriter.open(folder) as store:
         store.write_loops([(loop, [some_edges(11, [0, 1], EdgeKind.LOOP)])])
+        store.write_trajectory("offline", refined)
+        store.write_meta(refinement={"accepted": 0}, loop_search={"identity": {"k": 5}, "complete": True})
     with sqlite3.connect(folder / "map.sqlite") as database:
         database.execute("UPDATE loops SET accepted = 0, reason = 'the map contradicts it'")
-    with load_map(folder) as made:
-        assert made.loops()[0].state is LoopState.CONTRADICTED
-        assert not made.loops()[0].accepted
+        database.execute("ALTER TABLE loops DROP COLUMN search")
+        for table in ("searches", "refinements", "verdicts"):
+            database.execute(f"DROP TABLE {table}")
+        database.execute("PRAGMA user_version = 1")
+
+    def check() -> None:
+        with load_map(folder) as scene_map:
+            assert scene_map.loops()[0].state is LoopState.CONTRADICTED
+            assert not (scene_map.graph().edges.kind == EdgeKind.LOOP).any()
+            assert scene_map.refinement("offline").summary == {"accepted": 0}
+            assert scene_map.search_identity(0) == {"k": 5}
+            assert scene_map.trajectory_names()[:2] == ["online", "offline"]
+
+    check()
+    with MapWriter.open(folder) as store:
+        assert store.begin_search({"k": 5}) == (0, True)
+        assert store.begin_search({"k": 10}) == (1, False)
+        store.write_refinement("other", refined, [], search=1)
+    check()
+    with sqlite3.connect(folder / "map.sqlite") as database:
+        assert database.execute("PRAGMA user_version").fetchone()[0] == FORMAT_VERSION
 
 
 def test_every_state_of_a_loop_has_words_of_its_own() -> None:
     texts = [state.text for state in LoopState]
     assert len(set(texts)) == len(texts)
-    assert {s for s in LoopState if s.is_accepted} == {"supported", "fits", "accepted_by_hand"}
+    assert {s for s in LoopState if s.is_accepted} == {"supported", "fits", "unverified", "accepted_by_hand"}
     assert not any(state.is_accepted and state.is_left_out for state in LoopState)
 
 
@@ -416,18 +439,20 @@ def test_a_refined_map_goes_on_growing(tmp_path: Path) -> None:
         store.write_loops([(loop, [some_edges(11, [1], EdgeKind.LOOP)])])
     with MapWriter.resume(folder) as store:
         fill(store, 20)
-    with load_map(folder) as made:
-        assert made.num_frames == 20
-        assert len(made.loops()) == 1
+    with load_map(folder) as scene_map:
+        assert scene_map.num_frames == 20
+        assert len(scene_map.loops()) == 1
 
 
 def test_points_follow_the_pose_that_is_asked_for(tmp_path: Path) -> None:
     folder = make_map(tmp_path / "m", 4)
-    with load_map(folder) as made:
-        placed = [(pose.frame, pose.to_world(points.points_in_camera)) for pose, points in made.iter_points()]
-        only = [pose.frame for pose, _ in made.iter_points(frames=np.array([1, 3]))]
-        assert all(made.points(index) is not None for index in made.frames().index)
-        assert [made.frame(index).index for index in made.frames().index] == [0, 1, 2, 3]
+    with load_map(folder) as scene_map:
+        placed = [
+            (pose.frame, pose.to_world(points.points_in_camera)) for pose, points in scene_map.iter_points()
+        ]
+        only = [pose.frame for pose, _ in scene_map.iter_points(frames=np.array([1, 3]))]
+        assert all(scene_map.points(index) is not None for index in scene_map.frames().index)
+        assert [scene_map.frame(index).index for index in scene_map.frames().index] == [0, 1, 2, 3]
     assert [frame for frame, _ in placed] == [0, 1, 2, 3]
     assert only == [1, 3]
     truth = CAMERA.unproject_map(ToySource(4).read(3).depth_m)
@@ -446,7 +471,7 @@ def test_point_maps_survive_to_half_precision(scale: float, noise: float, holes:
     points = CAMERA.unproject_map(rng.uniform(0.5, 40, (24, 32)))
     points = (scale * (points + noise * rng.normal(size=points.shape))).astype(np.float32)
     points[rng.random((24, 32)) < holes] = np.nan
-    confidence = rng.uniform(0, 1e6, (24, 32)).astype(np.float32)
+    confidence = rng.uniform(0, 1, (24, 32)).astype(np.float32)
     image = rng.integers(0, 256, (24, 32, 3), np.uint8)
     encoded = encode_points(points, confidence, image, CAMERA)
     if holes < 0.9:
@@ -455,7 +480,7 @@ def test_point_maps_survive_to_half_precision(scale: float, noise: float, holes:
     assert_array_equal(np.isnan(decoded.points_in_camera), np.isnan(points))
     error = np.linalg.norm(decoded.points_in_camera - points, axis=-1)
     assert np.all((error <= HALF_EPS * np.linalg.norm(points, axis=-1)) | np.isnan(error))
-    assert_allclose(decoded.confidence, np.minimum(confidence, 65504), rtol=HALF_EPS)
+    assert_allclose(decoded.confidence, confidence, rtol=HALF_EPS, atol=1e-7)
 
 
 def test_points_beyond_half_range_are_no_points() -> None:

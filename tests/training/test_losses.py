@@ -12,8 +12,15 @@ from anchor3r.geometry import SE3, quat_from_rotation, so3_exp
 from anchor3r.model.matching import DenseMatches
 from anchor3r.model.network import WindowOutput, camera_rays
 from anchor3r.training.clips import Clips, cell_depth, masked_mean
-from anchor3r.training.losses import Loss, LossConfig, l1_scale, quaternions_xyzw, relative_poses
-from anchor3r.training.match_loss import match_loss, true_correspondences
+from anchor3r.training.losses import (
+    Loss,
+    LossConfig,
+    l1_scale,
+    match_loss,
+    quaternions_xyzw,
+    relative_poses,
+    true_correspondences,
+)
 
 B, S, M, H, W = 2, 3, 2, 8, 12
 
@@ -37,6 +44,7 @@ def make_output(seed: int = 1) -> WindowOutput:
     return WindowOutput(
         poses,
         ages,
+        "current",
         points.requires_grad_(),
         confidence.requires_grad_(),
         torch.zeros(B * S, 1, 4),
@@ -166,7 +174,7 @@ def test_a_batch_of_two_is_the_mean_of_its_halves() -> None:
         )
         rows = slice(k * S, (k + 1) * S)
         half = WindowOutput(
-            [p[rows] for p in output.poses], output.ages[rows], output.points[rows],
+            [p[rows] for p in output.poses], output.ages[rows], output.gauge, output.points[rows],
             output.confidence[rows], output.tokens[rows], None, output.pairs,
         )  # fmt: skip
         halves.append(float(Loss(LossConfig())(half, part)[0]))

@@ -13,9 +13,16 @@ from street import bent, record_street, write_street
 
 from anchor3r.store import MapWriter, PointMap, load_map
 from anchor3r.trajectory import Trajectory
-from anchor3r.viewer.cache import CACHE, load_levels, save_levels
 from anchor3r.viewer.contents import MapContents
-from anchor3r.viewer.levels import Levels, LevelsConfig, Points, to_world
+from anchor3r.viewer.levels import (
+    CACHE,
+    LevelPoints,
+    Levels,
+    LevelsConfig,
+    load_levels,
+    save_levels,
+    to_world,
+)
 
 
 def line(num_poses: int) -> Trajectory:
@@ -46,7 +53,9 @@ def built(num_poses: int, **config: int) -> Levels:
     return levels
 
 
-def cells(points: Points, poses: Trajectory, size: float, origin: NDArray[np.float32]) -> NDArray[np.int64]:
+def cells(
+    points: LevelPoints, poses: Trajectory, size: float, origin: NDArray[np.float32]
+) -> NDArray[np.int64]:
     return np.floor((to_world(points, poses) - origin) / size).astype(np.int64)
 
 
@@ -55,9 +64,9 @@ def test_a_level_has_the_surest_point_of_every_voxel() -> None:
     levels = built(8)
     assert levels.voxel is not None
     points = levels.segments[0].points
-    everything = Points.concatenated(
+    everything = LevelPoints.concatenated(
         [
-            Points(
+            LevelPoints(
                 frame=np.full(400, frame, np.int32),
                 in_camera=cloud(frame).points_in_camera.reshape(-1, 3),
                 colours=cloud(frame).colours.reshape(-1, 3),
@@ -138,7 +147,7 @@ def test_points_follow_poses_as_the_store_says(tmp_path: Path) -> None:
             grid = made.points(k)
             assert grid is not None
             local = grid.points_in_camera.reshape(-1, 3)
-            points = Points(
+            points = LevelPoints(
                 frame=np.full(len(local), k, np.int32),
                 in_camera=local,
                 colours=grid.colours.reshape(-1, 3),
@@ -219,7 +228,7 @@ def test_ground_truth_is_aligned_with_the_poses(tmp_path: Path) -> None:
         store.write_trajectory("half", replace(online, center=online.center / 2))
     with MapContents(folder) as contents:
         contents.refresh()
-        aligned = contents.aligned_truth("half")
+        aligned = contents.aligned_truth(contents.poses("half"))
         assert aligned is not None
         centers, unit = aligned
         assert_allclose(centers, online.center / 2, atol=1e-9)

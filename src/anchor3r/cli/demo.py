@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
+from anchor3r.cli.refine import refining_progress
+from anchor3r.cli.render import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
-MEASURED = 1.3
-"""The tiny network's confidence in points that its windows have measured; the sky, for one, stays below."""
 VOXEL_M = 0.1
-PICTURE_SIZE = (1600, 900)
 
 
-def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None:
+def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads: int | None = None) -> None:
     """Render a looping world, map it, close its loops and compare with ground truth.
 
     Leaves the map, its trajectories (TUM), its point cloud (PLY), pictures and summary.json.
@@ -25,10 +24,13 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         out: Folder for everything.
         seed: Of the world.
         frames: How many to map.
+        threads: CPU threads; one if not given.
     """
+    from anchor3r.model import TINY_WEIGHTS
     from anchor3r.pipeline.mapping import MappingRun
     from anchor3r.pipeline.refine import refine_map
-    from anchor3r.predictors.loading import TINY_WEIGHTS, load_predictor
+    from anchor3r.pipeline.settings import MapSettings, RefineSettings
+    from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
 
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
@@ -36,39 +38,41 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600) -> None
         print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
     with (
         open_source(f"world:{seed}?motion=grid&frames={frames}") as world,
-        MappingRun(world, load_predictor(name), out / "map", overwrite=True) as run,
+        MappingRun(
+            world, load_predictor(name), out / "map", MapSettings(threads=threads), overwrite=True
+        ) as run,
     ):
         stream(run)
     summary = run.summary()
-    summary["refinement"] = refine_map(out / "map")
-    summary["trajectories"] = evaluate(out, min_confidence=MEASURED if name == "tiny" else 0)
+    with refining_progress() as show:
+        refinement = refine_map(out / "map", RefineSettings(threads=threads), progress=show)
+    summary["refinement"] = refinement
+    summary["trajectories"] = evaluate(out)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
-    refinement = summary["refinement"]
     print(f"{refinement['accepted']} of {refinement['loop_events']} loop events accepted")
     for poses, metrics in summary["trajectories"].items():
         print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")
     print(f"everything is in {out}")
 
 
-def evaluate(out: Path, *, min_confidence: float) -> dict[str, dict[str, Any]]:
+def evaluate(out: Path) -> dict[str, dict[str, Any]]:
     """Scores every trajectory of out/map against the ground truth; draws and writes the cloud of the best."""
     import numpy as np
 
     from anchor3r.evaluation.metrics import Alignment
-    from anchor3r.evaluation.runner import score_poses
+    from anchor3r.evaluation.scoring import score_poses
     from anchor3r.export.selection import map_clouds
     from anchor3r.io.pointcloud import voxel_downsampled, write_ply
-    from anchor3r.report.drawing import scene_of
-    from anchor3r.report.picture import View, write_picture
+    from anchor3r.report.picture import View, scenes_of, write_picture
     from anchor3r.store import load_map
 
     with load_map(out / "map") as scene_map:
         metrics, scored = score_poses(scene_map, Alignment.SIM3, out, "demo")
         best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
         voxel = VOXEL_M / float(scored[best].errors.true_from_estimated.scale)
-        clouds = map_clouds(scene_map, poses=best, min_confidence=min_confidence)
+        clouds = map_clouds(scene_map, poses=best)
         write_ply(out / "cloud.ply", voxel_downsampled(clouds, voxel, scratch=out))
-        scene = scene_of(scene_map, best, min_confidence=min_confidence)
-        write_picture(out / "map.png", scene, view=View.BOTH, size=PICTURE_SIZE)
+        scenes = scenes_of(scene_map, best)
+        write_picture(out / "map.png", scenes, view=View.BOTH, size=PICTURE_SIZE)
     return metrics

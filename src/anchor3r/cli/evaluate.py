@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
 
 if TYPE_CHECKING:
+    from anchor3r.evaluation.benchmarks import Benchmark
     from anchor3r.evaluation.results import Metrics, SequenceResult
+    from anchor3r.evaluation.runner import MapFunction
 
 Format = Literal["auto", "tum", "kitti", "euroc"]
 Align = Literal["sim3", "se3", "none"]
+OFFLINE = "offline"
+_MAPPING = MapSettings()
+_REFINING = RefineSettings()
+_AS_PUBLISHED = RefineSettings(method="paper")
 
 
 def trajectory(
@@ -44,12 +52,12 @@ def trajectory(
         out: Folder for figures.
         as_json: Print JSON.
     """
-    from anchor3r.evaluation.association import paired
+    from anchor3r.evaluation.association import paired, read_poses
     from anchor3r.evaluation.metrics import Alignment, trajectory_errors
-    from anchor3r.evaluation.trajectory_files import TrajectoryFormat, read_trajectory
+    from anchor3r.io.trajectories import TrajectoryFormat
 
-    estimated = read_trajectory(estimate, TrajectoryFormat(estimate_format), variant=poses)
-    true = read_trajectory(reference, TrajectoryFormat(reference_format), variant=poses)
+    estimated = read_poses(estimate, TrajectoryFormat(estimate_format), poses=poses)
+    true = read_poses(reference, TrajectoryFormat(reference_format), poses=poses)
     estimated, true = paired(estimated, estimate, true, reference, max_time_difference)
     errors = trajectory_errors(estimated.world_from_camera, true.world_from_camera, Alignment(align))
     if out is not None:
@@ -61,41 +69,44 @@ def trajectory(
 
 
 def evaluate_map(
-    stored: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(name="map")],
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     align: Align = "sim3",
+    poses: tuple[str, ...] = (),
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Compare every trajectory of a map with the ground truth that its source knew.
 
     Args:
-        stored: Folder of the map.
+        folder: Folder of the map.
         align: What is moved away first: sim3 (also the scale), se3, or none.
+        poses: Only these: online, or names of refinements; all if not given.
         out: Folder for trajectories and figures; beside the map's own files if not given.
         as_json: Print JSON.
     """
     from anchor3r.evaluation.metrics import Alignment
-    from anchor3r.evaluation.runner import score_poses
+    from anchor3r.evaluation.scoring import score_poses
     from anchor3r.store import load_map
 
-    with load_map(stored) as opened:
-        variants, _ = score_poses(opened, Alignment(align), out or stored / "evaluation", stored.name)
+    with load_map(folder) as scene_map:
+        variants, _ = score_poses(
+            scene_map, Alignment(align), out or folder / "evaluation", folder.name, names=poses
+        )
     _print_metrics(variants, as_json=as_json)
 
 
 def worlds(
     seeds: str = "101-120",
     motions: str = "driving,handheld,room,orbit,grid,stream",
-    predictor: str = "auto",
+    settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
     out: Path = Path("out/worlds"),
     frames: int = 300,
     grid_frames: int = 3000,
     stream_frames: int = 10_000,
     stream_seeds: str = "101",
     offline: bool = False,
+    refine: RefineSettings = _REFINING,
     jobs: int = 1,
-    window: int | None = None,
-    seed: int = 0,
     keep_maps: bool = False,
 ) -> None:
     """Procedural worlds that nothing was trained on: what a predictor reaches, next to what it should.
@@ -106,21 +117,19 @@ def worlds(
     Args:
         seeds: Worlds, such as 101-120 or 101,105.
         motions: Parts to run: driving, handheld, room, orbit, grid (a long drive), stream (a very long one).
-        predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
+        settings: How a world becomes a map.
         out: Folder for the results.
         frames: Length of the others.
         grid_frames: Length of the long drive.
         stream_frames: Length of the very long one,
         stream_seeds: and its worlds.
         offline: Refine each map by loop closure and motion averaging, and score that as well.
+        refine: How it is refined then.
         jobs: Worlds at once.
-        window: Frames in a window; the predictor's own if not given.
-        seed: Of every random choice.
         keep_maps: Keep the maps, too.
     """
     from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
-    from anchor3r.evaluation.mapped import MapAndRefine
-    from anchor3r.evaluation.runner import run_benchmark
+    from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 
     lengths = dict.fromkeys(PARTS, frames) | {"grid": grid_frames, "stream": stream_frames}
     names = [
@@ -132,13 +141,159 @@ def worlds(
         Worlds(lengths),
         Path(),
         out,
-        MapAndRefine(predictor=predictor, offline=offline, window=window, seed=seed),
+        MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
         sequences=names,
         jobs=_checked(jobs),
         keep_maps=keep_maps,
         finished=_print_finished,
     )
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
+
+
+def ablation(
+    runs: Annotated[Path, tyro.conf.Positional],
+    vkitti2: Path | None = None,
+    seeds: str = "101-105",
+    frames: int = 200,
+    out: Path | None = None,
+) -> None:
+    """Score every finished run of `anchor3r train ablation --all`, and print mean and spread over seeds.
+
+    t is the difference from the baseline in its own standard deviations: below 2 or so it may be chance. What
+    was measured of a run is kept in its folder and read back.
+
+    Args:
+        runs: Folder of the runs.
+        vkitti2: Root of Virtual KITTI 2, whose sequences the paper scores; rendered streets if not given.
+        seeds: Rendered streets, such as 101-105; nothing was trained on them.
+        frames: Length of a street.
+        out: Markdown file to write the table to as well.
+    """
+    from anchor3r.evaluation.ablation import ablation_table, evaluate_runs, finished_runs
+    from anchor3r.evaluation.benchmarks import BENCHMARKS
+    from anchor3r.evaluation.benchmarks.worlds import Worlds
+    from anchor3r.io.files import replacing
+
+    finished, others = finished_runs(runs)
+    for path in others:
+        print(f"{path}: not finished, left out; anchor3r train ablation --all goes on with it")
+    worlds = [f"driving-{number}" for number in _numbers(seeds)] if vkitti2 is None else []
+    benchmark = Worlds({"driving": frames}) if vkitti2 is None else BENCHMARKS["vkitti2"]
+    rows = evaluate_runs(
+        finished,
+        benchmark,
+        vkitti2 or Path(),
+        worlds,
+        lambda run, results: print(f"{run.variant}, seed {run.seed}: {len(results.sequences)} sequences"),
+    )
+    table = ablation_table(rows)
+    print(f"\n{table}\n\n{finished[0].steps} steps a run.")
+    if out is not None:
+        with replacing(out) as file:
+            file.write(table.encode() + b"\n")
+
+
+def variants(
+    benchmark: Annotated[str, tyro.conf.Positional],
+    out: Path,
+    root: Path = Path(),
+    predictors: tuple[str, ...] = ("auto",),
+    imported: tuple[str, ...] = (),
+    sequences: str = "",
+    intervals: tuple[int, ...] = (5, 10, 15),
+    settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
+    refine: RefineSettings = _AS_PUBLISHED,
+    jobs: int = 1,
+    max_frames: int | None = None,
+    frames: int | None = None,
+) -> None:
+    """Run the paper's rows in one go: online, offline without loops, Off-5, -10 and -15, for any front-end.
+
+    Each sequence is mapped once and refined under a name for each row. The refinement is Algorithm 2 of the
+    paper unless told otherwise; add --refine.descriptor netvlad:PATH for its place recognition. The tables
+    have the paper's own rows, and notes on what each number is.
+
+    Args:
+        benchmark: A data set, as in `anchor3r evaluate --help`, or worlds.
+        out: Folder for the results, with a folder for each front-end.
+        root: Folder of the data set in its official layout.
+        predictors: Front-ends: auto, tiny, features, a checkpoint, vggt:PATH …; none for imported ones only.
+        imported: Other systems as NAME=FOLDER with a trajectory for each sequence (SEQUENCE.txt …); their
+            loops are measured by --refine.predictor.
+        sequences: Comma-separated names; those of the protocol if not given. Worlds are named driving-101.
+        intervals: Distances of loop keyframes, one row each.
+        settings: How a sequence becomes a map; its predictor is one of the front-ends.
+        refine: How maps are refined, but for loops and interval.
+        jobs: Sequences at once.
+        max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
+        frames: Of worlds, how many frames they have.
+    """
+    from anchor3r.evaluation.runner import run_benchmark
+    from anchor3r.evaluation.tables import run_tables
+    from anchor3r.io.files import replacing
+
+    chosen = _benchmark(benchmark, frames)
+    results = []
+    for front_end in _front_ends(predictors, imported, settings, refine, intervals):
+        print(f"{front_end.name}:", flush=True)
+        results.append(
+            run_benchmark(
+                chosen,
+                root,
+                out / front_end.name,
+                front_end,
+                sequences=_names(sequences),
+                jobs=_checked(jobs),
+                max_frames=max_frames,
+                finished=_print_finished,
+            )
+        )
+    shown = dict.fromkeys([*chosen.protocol.metrics, "ate_rmse_m", "rre_rmse_deg", "rte_rmse_m"])
+    text = run_tables(results, list(shown))
+    with replacing(out / "table.md") as file:
+        file.write(text.encode() + b"\n")
+    print(f"\n{text}\n\n{out / 'table.md'} has these tables.")
+
+
+def _benchmark(name: str, frames: int | None) -> Benchmark:
+    from anchor3r.evaluation.benchmarks import BENCHMARKS
+    from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds
+
+    if name == "worlds":
+        return Worlds() if frames is None else Worlds(dict.fromkeys(PARTS, frames))
+    if name.replace("-", "_") not in BENCHMARKS:
+        raise Anchor3RError(f"there is no benchmark {name!r}; there are {', '.join(BENCHMARKS)}, worlds")
+    return BENCHMARKS[name.replace("-", "_")]
+
+
+def _front_ends(
+    predictors: Sequence[str],
+    imported: Sequence[str],
+    settings: MapSettings,
+    refine: RefineSettings,
+    intervals: Sequence[int],
+) -> list[MapFunction]:
+    """What is run: each with a refinement without loops and one for each interval of keyframes."""
+    from anchor3r.evaluation.runner import ImportAndRefine, MapAndRefine
+    from anchor3r.evaluation.tables import NO_LOOPS
+
+    refinements = {NO_LOOPS: replace(refine, loops=False)}
+    refinements |= {f"off{k}": replace(refine, keyframe_interval=k) for k in intervals}
+    found: list[MapFunction] = [
+        MapAndRefine(mapping=replace(settings, predictor=name), refinements=refinements)
+        for name in predictors
+    ]
+    for text in imported:
+        label, equals, folder = text.partition("=")
+        if not equals or not Path(folder).is_dir():
+            raise Anchor3RError(f"--imported takes NAME=FOLDER of trajectories, not {text!r}")
+        if refine.predictor is None:
+            raise Anchor3RError(f"{label} measures no loops; name who does with --refine.predictor features")
+        found.append(ImportAndRefine(label=label, folder=Path(folder), refinements=refinements))
+    names = [front_end.name for front_end in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Anchor3RError(f"two front-ends are called {', '.join(twice)}; give each an --out")
+    return found
 
 
 def compare(
@@ -177,12 +332,11 @@ def _benchmark_command(name: str) -> Callable[..., None]:
         root: Annotated[Path, tyro.conf.Positional],
         out: Path,
         sequences: str = "",
-        predictor: str = "auto",
+        settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
         offline: bool = False,
+        refine: RefineSettings = _REFINING,
         jobs: int = 1,
-        window: int | None = None,
         max_frames: int | None = None,
-        seed: int = 0,
     ) -> None:
         """
         Writes results.json, table.md, and for each sequence its map, trajectories and figures. A run that was
@@ -192,23 +346,21 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             root: Folder of the data set in its official layout.
             out: Folder for the results.
             sequences: Comma-separated names; those of the protocol if not given.
-            predictor: auto, tiny, features, a checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION].
+            settings: How a sequence becomes a map.
             offline: Refine each map by loop closure and motion averaging, and score that as well.
+            refine: How it is refined then.
             jobs: Sequences at once.
-            window: Frames in a window; the predictor's own if not given.
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
-            seed: Of every random choice.
         """
         from anchor3r.evaluation.benchmarks import BENCHMARKS
-        from anchor3r.evaluation.mapped import MapAndRefine
-        from anchor3r.evaluation.runner import run_benchmark
+        from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
         from anchor3r.evaluation.tables import run_tables
 
         results = run_benchmark(
             BENCHMARKS[name],
             root,
             out,
-            MapAndRefine(predictor=predictor, offline=offline, window=window, seed=seed),
+            MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
             sequences=_names(sequences),
             jobs=_checked(jobs),
             max_frames=max_frames,
@@ -283,6 +435,8 @@ evaluate = {
     "trajectory": trajectory,
     "map": evaluate_map,
     "compare": compare,
+    "variants": variants,
     "worlds": worlds,
+    "ablation": ablation,
     **{name.replace("_", "-"): _benchmark_command(name) for name in _TITLES},
 }

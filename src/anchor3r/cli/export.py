@@ -12,6 +12,7 @@ import tyro
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, Switch
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.trajectories import Gaps
+from anchor3r.predictors.confidence import LIKELY
 
 if TYPE_CHECKING:
     from anchor3r.export.selection import Selection
@@ -48,7 +49,7 @@ def export(
     component: int | None = None,
     gaps: Gaps = Gaps.ERROR,
     covariance: Switch = False,
-    confidence: float = 0.0,
+    confidence: float = LIKELY,
     voxel: float | None = None,
     max_points: int | None = None,
     project: tyro.conf.OmitArgPrefixes[ProjectOptions] = DEFAULT_PROJECT,
@@ -64,13 +65,13 @@ def export(
         format: tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph.
             ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. colmap and nerfstudio
             are folders with images, cameras and points, from which trainers of splats start.
-        poses: online or offline; offline if the map was refined.
+        poses: online, or the name of a refinement; the refined ones if there are any.
         frames: All with a pose, or keyframes only: one out of as many as refine takes.
         component: Only this part of a map whose tracking broke; all of them if not given.
         gaps: What a kitti file, which has a line for every frame, says of a frame without a pose: refuse
             to write, or hold the pose of the frame before.
         covariance: Write the covariance of each pose of a trajectory as well, to OUT.covariance.csv.
-        confidence: Leave out points below this confidence.
+        confidence: Leave out points that are less likely than this to be within 5 % of their distance.
         voxel: Keep one point for each cube of this side, in the map's unit; every point if not given.
         max_points: Of more points, draw so many by lot; if not given, a million for glb and nerfstudio,
             two hundred thousand for colmap, all for the rest.
@@ -80,10 +81,10 @@ def export(
     from anchor3r.store import best_poses, load_map
 
     _insist_on_meaning(format, frames, covariance, voxel, max_points)
-    with load_map(folder) as source:
-        poses = poses or best_poses(source.trajectory_names())
+    with load_map(folder) as scene_map:
+        poses = poses or best_poses(scene_map.trajectory_names())
         chosen = Selection(
-            source=source, poses=poses, trajectory=_chosen_part(source, poses, component, frames),
+            scene_map=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, component, frames),
             min_confidence=confidence, voxel=voxel, max_points=max_points,
         )  # fmt: skip
         if format in _TRAJECTORIES:
@@ -93,7 +94,7 @@ def export(
         else:
             what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         print(f"{out}: {what} of {folder} ({poses} poses)")
-        if source.meta.get("ground_truth_predictor"):
+        if scene_map.meta.get("ground_truth_predictor"):
             print(NOT_A_RECONSTRUCTION)
 
 
@@ -111,8 +112,8 @@ def _insist_on_meaning(
         raise Anchor3RError(f"--max-points must be at least 1, not {max_points}")
 
 
-def _chosen_part(source: Map, poses: str, component: int | None, frames: str) -> Trajectory:
-    trajectory = source.trajectory(poses)
+def _chosen_part(scene_map: Map, poses: str, component: int | None, frames: str) -> Trajectory:
+    trajectory = scene_map.trajectory(poses)
     assert trajectory.component is not None
     parts = sorted(set(trajectory.component.tolist()))
     if component is not None:
@@ -125,27 +126,27 @@ def _chosen_part(source: Map, poses: str, component: int | None, frames: str) ->
         )
     if not len(trajectory):
         if component is None:
-            raise Anchor3RError(source.lack_of_poses())
+            raise Anchor3RError(scene_map.lack_of_poses())
         raise Anchor3RError(
-            f"{source.folder} has no {poses} poses in component {component}; its components are {parts}"
+            f"{scene_map.folder} has no {poses} poses in component {component}; its components are {parts}"
         )
-    step = _keyframe_interval(source) if frames == "keyframes" else 1
+    step = _keyframe_interval(scene_map, poses) if frames == "keyframes" else 1
     return trajectory.select(slice(None, None, step))
 
 
-def _keyframe_interval(source: Map) -> int:
-    """That of the map's own search for loops, or of one that would be made now."""
+def _keyframe_interval(scene_map: Map, poses: str) -> int:
+    """That of the refinement which made the poses, or of one that would be made now."""
     from anchor3r.pipeline.settings import RefineSettings
 
-    search = source.meta.get("loop_search", {}).get("identity", {})
-    return search.get("keyframe_interval", RefineSettings.keyframe_interval)
+    made = {refinement.name: refinement.settings for refinement in scene_map.refinements()}
+    return made.get(poses, {}).get("keyframe_interval", RefineSettings.keyframe_interval)
 
 
 def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | None, covariance: bool) -> str:
     """Without `gaps` a kitti file has a line only for each pose."""
     from anchor3r.io.trajectories import write_covariance, write_euroc, write_kitti, write_tum
 
-    source, trajectory = chosen.source, chosen.trajectory
+    scene_map, trajectory = chosen.scene_map, chosen.trajectory
     if covariance:
         write_covariance(out.with_name(f"{out.name}.covariance.csv"), trajectory)
     if format == "tum":
@@ -155,7 +156,7 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, gaps: Gaps | No
     elif gaps is None:
         write_kitti(out, trajectory)
     else:
-        cut, indices = source.meta["identity"], source.frames().index
+        cut, indices = scene_map.meta["identity"], scene_map.frames().index
         # Frames that could not be decoded have their line too.
         wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
         write_kitti(out, trajectory, frames=wanted, gaps=gaps)
@@ -170,7 +171,7 @@ def _num_written(chosen: Selection, out: Path, format: str) -> int:
     if format == "glb":
         from anchor3r.export.glb import write_glb
 
-        camera = chosen.source.intrinsics(int(chosen.trajectory.frames[0]))
+        camera = chosen.scene_map.intrinsics(int(chosen.trajectory.frames[0]))
         clouds = chosen.limited().clouds(out.parent)
         return write_glb(out, clouds, chosen.trajectory, camera)
     if format in ("las", "laz"):
@@ -187,8 +188,8 @@ def _with_one_camera(chosen: Selection) -> Selection:
     """Says so if that is far from what the frames were mapped with."""
     from anchor3r.export.cameras import common_camera, largest_change
 
-    camera = common_camera(chosen.source)
-    change = largest_change(chosen.source, chosen.trajectory.frames.tolist(), camera)
+    camera = common_camera(chosen.scene_map)
+    change = largest_change(chosen.scene_map, chosen.trajectory.frames.tolist(), camera)
     if change > _LARGE_CHANGE:
         print(
             f"anchor3r: the camera became known on the way, some frames had a focal length {change:.0%} off "
@@ -200,19 +201,19 @@ def _with_one_camera(chosen: Selection) -> Selection:
 
 
 def _write_project(chosen: Selection, out: Path, format: str, options: ProjectOptions) -> str:
-    from anchor3r.export.images import open_images
+    from anchor3r.export.projects import open_images
 
     if options.cameras == "one":
         chosen = _with_one_camera(chosen)
     trajectory = chosen.trajectory
     first = int(trajectory.frames[0])
-    with open_images(chosen.source, first, prefer_source=options.images == "source") as pictures:
+    with open_images(chosen.scene_map, first, prefer_source=options.images == "source") as pictures:
         if format == "nerfstudio":
-            from anchor3r.export.nerfstudio import write_nerfstudio
+            from anchor3r.export.projects import write_nerfstudio
 
             count = write_nerfstudio(out, chosen.limited(), pictures, comment=_origin(chosen))
         else:
-            from anchor3r.export.colmap import write_colmap
+            from anchor3r.export.projects import write_colmap
 
             count = write_colmap(out, chosen, pictures)
     taken_from = "the source" if pictures.original is not None else "the map's copies"
@@ -220,15 +221,15 @@ def _write_project(chosen: Selection, out: Path, format: str, options: ProjectOp
 
 
 def _write_graph(chosen: Selection, out: Path) -> str:
-    from anchor3r.export.pose_graph import write_pose_graph
+    from anchor3r.export.g2o import write_pose_graph
 
-    count = write_pose_graph(out, chosen.source.graph(), chosen.trajectory)
+    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
     return f"{len(chosen.trajectory)} poses and {count} edges"
 
 
 def _origin(chosen: Selection) -> str:
     """One line about where the numbers come from."""
-    meta = chosen.source.meta
+    meta = chosen.scene_map.meta
     identity = meta.get("identity", {})
     text = (
         f"anchor3r: {chosen.poses} poses of {identity.get('source')}, predictor {identity.get('predictor')}"

@@ -1,4 +1,4 @@
-"""The command line: `anchor3r COMMAND …`. A command is one typed function in `commands`, read by tyro.
+"""The command line: `anchor3r COMMAND …`. A command is one typed function in `anchor3r.cli`, read by tyro.
 
 Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C, 141 the
 output is no longer read.
@@ -11,12 +11,13 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, is_interrupt
 
 # Name: where its function is (or a dict of functions, for a command with subcommands), and what it does.
 COMMANDS = {
     "demo": ("demo:demo", "render a looping world, map it and compare with ground truth"),
     "map": ("map:map_source", "stream images, a video, a camera, a data set or a world into a map"),
+    "import": ("import_:import_trajectory", "take the poses of another system as a map"),
     "refine": ("refine:refine", "close loops in a finished map and average all its poses"),
     "view": ("view:view", "show a map in the browser, live while it grows, or save it as a page"),
     "export": ("export:export", "hand a map to other programs: trajectories, point clouds, COLMAP, splats"),
@@ -26,6 +27,7 @@ COMMANDS = {
     "evaluate": ("evaluate:evaluate", "compare a trajectory, a map or whole data sets with ground truth"),
     "world": ("world:world", "write a synthetic sequence with exact ground truth"),
     "train": ("train:train", "train a network, on one CPU or on many GPUs"),
+    "data": ("data:COMMANDS", "list, check and pack the data sets that networks are trained on"),
     "convert": ("convert:convert", "initialise the network from the weights of another model"),
 }
 
@@ -52,6 +54,8 @@ def _discard_output() -> None:
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2
@@ -65,9 +69,11 @@ def _exit_code(arguments: Sequence[str]) -> int:
     try:
         _run(name, rest)
     except Anchor3RError as error:
-        print(f"anchor3r: {error}", file=sys.stderr)
+        print(f"anchor3r: {error.for_command_line()}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if not is_interrupt(error):
+            raise
         print("anchor3r: interrupted", file=sys.stderr)
         return 130
     except SystemExit as exit_:  # how tyro reports help (0) and wrong usage (2)
@@ -80,11 +86,11 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
     module, attribute = COMMANDS[name][0].split(":")
     command = getattr(import_module(f"anchor3r.cli.{module}"), attribute)
-    prog = f"anchor3r {name}"
+    prog, config = f"anchor3r {name}", (tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone)
     if isinstance(command, dict):
-        tyro.extras.subcommand_cli_from_dict(command, prog=prog, args=arguments)
+        tyro.extras.subcommand_cli_from_dict(command, prog=prog, args=arguments, config=config)
     else:
-        tyro.cli(command, prog=prog, args=arguments, config=(tyro.conf.EnumChoicesFromValues,))
+        tyro.cli(command, prog=prog, args=arguments, config=config)
 
 
 def _overview() -> str:
@@ -94,5 +100,5 @@ def _overview() -> str:
         "usage: anchor3r COMMAND [OPTIONS]\n\n"
         "Streaming 3D reconstruction: a video in, a trajectory and a map out.\n\n"
         f"commands:\n{commands}\n\n"
-        "'anchor3r COMMAND --help' lists a command's options; 'anchor3r --version' tells the version."
+        "'anchor3r help COMMAND' lists a command's options; 'anchor3r --version' tells the version."
     )

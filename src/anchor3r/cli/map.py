@@ -14,16 +14,19 @@ import tyro
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.progress import progress
 from anchor3r.cli.view import beside
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, is_interrupt
 from anchor3r.pipeline.settings import MapSettings
 
 if TYPE_CHECKING:
     from anchor3r.pipeline.mapper import Update
     from anchor3r.pipeline.mapping import MappingRun
+    from anchor3r.sources.images import PhotoSequence
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 _DEFAULTS = MapSettings()
+_TOLD_GAPS = 5
+"""Parts without a pose that the summary names."""
 
 
 def map_source(
@@ -37,6 +40,7 @@ def map_source(
     resume: Switch = False,
     overwrite: Switch = False,
     view: Switch = False,
+    verbose: Switch = False,
     as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Stream a source into a map.
@@ -54,29 +58,51 @@ def map_source(
         camera: What is known beyond what the source says.
         resume: Go on with the map in that folder, if there is one.
         overwrite: Replace the map in that folder, if there is one.
+        verbose: Say more on the standard error, such as what auto stands for and why.
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
-    from anchor3r.predictors.loading import AUTO, AUTO_REASON, load_predictor
+    from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
+    from anchor3r.sources.images import PhotoSequence
 
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
-    if settings.predictor == "auto":
+    if verbose and settings.predictor == "auto":
         print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
     with (
         beside(out) if view else nullcontext(),
         open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
     ):
-        from anchor3r.pipeline.mapping import MappingRun
+        from anchor3r.pipeline.mapping import MappingRun, predictor_of
 
-        predictor = load_predictor(
-            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
-        )
+        if isinstance(frames, PhotoSequence) and not resume:
+            _tell_of_photographs(frames)
+        predictor = predictor_of(settings)
         with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
             stream(run)
         summary = run.summary()
-        print(json.dumps(summary) if as_json else _in_words(summary), flush=True)
+        if as_json:
+            print(json.dumps(summary), flush=True)
+        if summary["failure"] is not None:
+            raise Anchor3RError(summary["failure"])
+        if not as_json:
+            print(_in_words(summary), flush=True)
+
+
+def _tell_of_photographs(images: PhotoSequence) -> None:
+    """Photographs in no order do not make a stream: say so before they are mapped as one."""
+    from anchor3r.pipeline.shortfall import separate_photographs
+
+    order = images.out_of_order()
+    told = order or separate_photographs(images)
+    if told:
+        print(
+            f"anchor3r: {images.uri} looks like separate photographs, not like a video: {told}. They are "
+            "mapped one after the other as their names sort; where neighbours hardly overlap, poses will be "
+            "missing or wrong. Film instead, or use a photogrammetry program such as COLMAP",
+            file=sys.stderr,
+        )
 
 
 def stream(run: MappingRun) -> None:
@@ -101,26 +127,31 @@ def mapping_progress(run: MappingRun) -> Iterator[Callable[[Update], None]]:
 
 @contextmanager
 def _told_how_to_go_on(run: MappingRun) -> Iterator[None]:
+    from anchor3r.sources.source import ImageSizeError
+
     try:
         yield
-    except (Anchor3RError, KeyboardInterrupt) as error:
-        if run.store.last_frame < 0:
+    except (Anchor3RError, KeyboardInterrupt, SystemError) as error:
+        if run.store.last_frame < 0 or isinstance(error, ImageSizeError):
             raise
         hint = f"the map so far is in {run.store.folder}; the same command with --resume goes on with it"
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, Anchor3RError):
+            raise Anchor3RError(f"{error.for_command_line()}\n{hint}") from error
+        if is_interrupt(error):
             print(f"anchor3r: {hint}", file=sys.stderr)
-            raise
-        raise Anchor3RError(f"{error}\n{hint}") from error
+        raise
 
 
 def _in_words(summary: dict[str, Any]) -> str:
+    from anchor3r.export.cameras import camera_in_words
+    from anchor3r.pipeline.shortfall import Gap
+
     lines = [
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
         f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
     ]
     if summary["camera"] is not None and not summary["camera"]["stated"]:
-        focal, sigma = summary["camera"]["focal_px"], summary["camera"]["focal_sigma_px"]
-        lines.append(f"the camera was not known; estimated focal length: {focal:.0f} ± {sigma:.0f} pixels")
+        lines.append(f"the camera was not known; estimated {camera_in_words(summary['camera'])}")
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
     if summary["resumed_after"] is not None:
@@ -128,8 +159,10 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["skipped"]:
         lines.append(f"{summary['skipped']} frames could not be decoded and were skipped")
     if summary["components"] > 1:
-        lines.append(
-            f"tracking broke: {summary['components']} components, which no measurement relates; "
-            f"{summary['lost']} frames are lost"
-        )
+        lines.append(f"tracking broke: {summary['components']} components, which no measurement relates")
+    if gaps := summary["without_pose"]:
+        lines.append(f"{sum(gap['num_frames'] for gap in gaps)} frames have no pose:")
+        lines += [f"  {Gap(**gap).in_words()}" for gap in gaps[:_TOLD_GAPS]]
+    if len(gaps) > _TOLD_GAPS:
+        lines.append(f"  and {len(gaps) - _TOLD_GAPS} further parts; --json lists them all")
     return "\n".join(lines)

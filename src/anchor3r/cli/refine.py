@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +13,17 @@ import tyro
 from anchor3r.cli.map import NOT_A_RECONSTRUCTION, Switch
 from anchor3r.cli.progress import progress
 from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.store import OFFLINE
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]
 _DEFAULTS = RefineSettings()
+_STAGES = {"describing": "describing keyframes", "loops": "measuring loops"}
 
 
 def refine(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     settings: tyro.conf.OmitArgPrefixes[RefineSettings] = _DEFAULTS,
+    name: str = OFFLINE,
     accept_loop: Events = (),
     reject_loop: Events = (),
     redo_loops: Switch = False,
@@ -26,12 +31,15 @@ def refine(
 ) -> None:
     """Close loops in a finished map and average all its poses.
 
-    The refined poses are called offline and lie beside the online ones. Every loop event and what became of
-    it is in MAP/loops.csv; a second run uses the events that the map has, so that it takes seconds.
+    The refined poses lie beside the online ones and those of refinements of other names; view, export,
+    render, report and evaluate take them by --poses NAME. Every loop event and what became of it is in
+    MAP/loops.csv (MAP/loops-NAME.csv of another name than offline). Loops that the map has from an earlier
+    run with the same settings are not measured again.
 
     Args:
         folder: Folder of the map.
         settings: How the map is refined.
+        name: What the refined poses are called; poses of that name are replaced.
         accept_loop: Believe this event of loops.csv, whatever the map says; may be given several times.
         reject_loop: Leave this event out; may be given several times.
         redo_loops: Look for loops anew, and forget verdicts by hand.
@@ -40,20 +48,22 @@ def refine(
     from anchor3r.pipeline.refine import LoopChoices, refine_map
 
     choices = LoopChoices(accept=tuple(accept_loop), reject=tuple(reject_loop), redo=redo_loops)
-    with progress("loops", None, "events") as advance:
-        summary = refine_map(
-            folder,
-            settings,
-            choices=choices,
-            progress=lambda stage, done, total: advance(done, f"{stage} (of {total})"),
-        )
+    with refining_progress() as show:
+        summary = refine_map(folder, settings, name=name, choices=choices, progress=show)
     print(json.dumps(summary) if as_json else _in_words(summary))
+
+
+@contextmanager
+def refining_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows how far each stage of a refinement has come: `show(stage, done, total)`."""
+    with progress("refining", None, "frames") as advance:
+        yield lambda stage, done, total: advance(done, _STAGES.get(stage, stage), total)
 
 
 def _in_words(summary: dict[str, Any]) -> str:
     seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in summary["seconds"].items())
     lines = [
-        f"{summary['map']}: {summary['frames']} offline poses "
+        f"{summary['map']}: {summary['frames']} {summary['poses']} poses "
         f"({summary['method']}, scale {summary['scale']}, {summary['solver']['status']})",
         f"{summary['accepted']} of {summary['loop_events']} loop events accepted",
         *(f"  {count} × {reason}" for reason, count in summary["reasons"].items()),

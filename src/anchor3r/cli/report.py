@@ -22,15 +22,15 @@ def report(
     Args:
         folder: Folder of the map; it may still be growing.
         out: HTML file to write.
-        poses: online or offline; offline if the map was refined.
+        poses: online, or the name of a refinement; the refined ones if there are any.
     """
     from anchor3r.report.page import write_report
     from anchor3r.store import best_poses, load_map
 
-    with load_map(folder) as source:
-        poses = poses or best_poses(source.trajectory_names())
-        notice = NOT_A_RECONSTRUCTION if source.meta.get("ground_truth_predictor") else ""
-        warnings = write_report(out, source, poses, notice=notice)
+    with load_map(folder) as scene_map:
+        poses = poses or best_poses(scene_map.trajectory_names())
+        notice = NOT_A_RECONSTRUCTION if scene_map.meta.get("ground_truth_predictor") else ""
+        warnings = write_report(out, scene_map, poses, notice=notice)
     print(f"{out}: a page about {folder} ({poses} poses), {len(warnings)} warnings")
     for warning in warnings:
         print(f"  {warning}")

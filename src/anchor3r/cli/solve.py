@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.pipeline.settings import Method
 
 if TYPE_CHECKING:
     from anchor3r.geometry import SE3
@@ -21,7 +22,7 @@ _OUT_SUFFIXES = (".txt", ".tum")
 
 def solve(
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="GRAPH")],
-    method: Literal["joint", "paper"] = "joint",
+    method: Method = "joint",
     loss: Literal["gm", "none"] = "gm",
     out: Path | None = None,
     report: Path | None = None,
@@ -34,7 +35,8 @@ def solve(
     Args:
         path: Graph to solve: .npz of this program, or .g2o with SE3:QUAT vertices and edges.
         method: joint solves rotations and positions together and weighs edges with their information
-            matrices; paper averages rotations first, then positions.
+            matrices; decoupled averages rotations first, then positions; paper is Algorithm 2 of the paper
+            to the letter.
         loss: gm is robust (Geman–McClure, inconsistent loops are cut); none is plain least squares, for
             joint only.
         out: Where to write poses, camera to world. The suffix decides: .txt is KITTI (3×4 matrices, one line
@@ -44,8 +46,8 @@ def solve(
     """
     if out is not None and out.suffix not in _OUT_SUFFIXES:
         raise Anchor3RError(f"cannot tell the format of {out}; name it .txt for KITTI or .tum for TUM")
-    if method == "paper" and loss == "none":
-        raise Anchor3RError("--loss none goes with --method joint; the paper's method is robust by itself")
+    if method != "joint" and loss == "none":
+        raise Anchor3RError(f"--loss none goes with --method joint; {method} is robust by itself")
     graph, given = _read(path)
     poses, solved, seconds = _solve(graph, given, method, loss)
     start = "online medians" if given is None else "vertices"
@@ -70,7 +72,8 @@ def _read(path: Path) -> tuple[MotionGraph, SE3 | None]:
     import numpy as np
 
     from anchor3r.io.g2o import read_g2o
-    from anchor3r.pose_graph.edges import MotionGraph, check_edges
+    from anchor3r.io.graph_files import load_graph
+    from anchor3r.pose_graph.edges import check_edges
 
     if path.suffix == ".g2o":
         file = read_g2o(path)
@@ -78,7 +81,7 @@ def _read(path: Path) -> tuple[MotionGraph, SE3 | None]:
         return file.graph, file.camera_from_world[at] if len(file.frames) else None
     if path.suffix != ".npz":
         raise Anchor3RError(f"cannot tell the format of {path}; a motion graph is .npz or .g2o")
-    graph = MotionGraph.load(path)
+    graph = load_graph(path)
     check_edges(graph.edges, str(path))
     return graph, None
 
@@ -87,7 +90,7 @@ def _solve(
     graph: MotionGraph, given: SE3 | None, method: str, loss: Literal["gm", "none"]
 ) -> tuple[SE3, Report, float]:
     """Poses of the graph's frames, the solver's report, and CPU seconds with the start included."""
-    from anchor3r.pose_graph.averaging.motion import average_motion
+    from anchor3r.pose_graph.averaging.motion import average_motion, average_motion_as_published
     from anchor3r.pose_graph.joint import RefineConfig, refine_poses
     from anchor3r.pose_graph.online import estimate_trajectory
     from anchor3r.pose_graph.report import Stopwatch
@@ -97,6 +100,8 @@ def _solve(
     topology = topology_of(graph.edges)
     start = given or estimate_trajectory(graph.edges, topology=topology)
     if method == "paper":
+        poses, report = average_motion_as_published(graph.edges, start, topology=topology)
+    elif method == "decoupled":
         poses, report = average_motion(graph.edges, start, topology=topology)
     else:
         refined, report = refine_poses(graph, start, RefineConfig(loss=loss))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +17,47 @@ if TYPE_CHECKING:
     from anchor3r.training.trainer import Progress
 
 
+@dataclass(frozen=True, kw_only=True)
+class AblationOptions:
+    """Which variants of an ablation are trained."""
+
+    variant: str | None = None
+    """Of an ablation: baseline, pose-cache, first-centric, window-5, window-15 or scratch (the encoder is not
+    pretrained)."""
+    every_variant: Annotated[bool, tyro.conf.arg(name="all")] = False
+    """Of an ablation: train every variant with every seed, one after the other, each into OUT/VARIANT/seed-K.
+    Runs that are finished are left as they are; one that was stopped goes on."""
+    seeds: int = 3
+    """How many seeds --all trains each variant with."""
+
+    def runs(self, out: Path | None, seed: int | None) -> Iterator[tuple[str, int, Path]]:
+        """Variant, seed and folder of every run of --all; the first seed of all variants comes first."""
+        from anchor3r.training.recipes import VARIANTS
+
+        if not self.every_variant:
+            return
+        if self.variant is not None or seed is not None:
+            raise Anchor3RError("--all trains every variant with every seed; leave --variant and --seed out")
+        out = _folder(out)
+        for number in range(self.seeds):
+            yield from ((name, number, out / name / f"seed-{number}") for name in VARIANTS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """How a run uses this machine."""
+
+    workers: int = 0
+    """Processes that prepare clips ahead."""
+    threads: int = 1
+    """Threads of this process; two processes of one thread beat one process of two."""
+    stop_after: int | None = None
+    """Stop, resumably, after this step."""
+
+
+_NO_VARIANT, _ONE_THREAD = AblationOptions(), MachineOptions()
+
+
 def train(
     recipe: Annotated[str, tyro.conf.Positional],
     out: Path | None = None,
@@ -24,21 +67,22 @@ def train(
     accumulate: int | None = None,
     data: tuple[str, ...] = (),
     init: str | None = None,
+    encoder: str | None = None,
+    ablation: tyro.conf.OmitArgPrefixes[AblationOptions] = _NO_VARIANT,
     seed: int | None = None,
     sharding: str | None = None,
-    workers: int = 0,
-    threads: int = 1,
-    stop_after: int | None = None,
+    machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
 ) -> None:
-    """Train a network on a recipe: tiny (CPU, rendered worlds), ablation-small or paper (GPUs, data sets).
+    """Train a network on a recipe: tiny (CPU, rendered worlds), paper (GPUs, data sets), or the paper's
+    ablations at their own size (ablation-small) or in miniature on rendered worlds (ablation).
 
     A run can be stopped or killed at any moment and goes on with --resume as if nothing had happened. On
     several GPUs or machines start it with torchrun; every process takes its own share of each step:
     torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data kitti:DATA/00 …
 
     Args:
-        recipe: tiny, ablation-small or paper.
+        recipe: tiny, paper, ablation-small or ablation.
         out: Folder for checkpoints (state.pt, best.safetensors), the log and its pictures.
         resume: Go on with the run in that folder, if there is one.
         steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
@@ -46,44 +90,55 @@ def train(
         accumulate: Micro-batches of a step.
         data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
         init: Checkpoint to start from.
+        encoder: File that the image encoder alone starts from: official DINOv2 weights with registers for a
+            vision transformer, one of our checkpoints for a correlation stem.
+        ablation: Which variant of an ablation.
         seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
             and sees new clips.
         sharding: ddp or fsdp.
-        workers: Processes that prepare clips ahead.
-        threads: Threads of this process; two processes of one thread beat one process of two.
-        stop_after: Stop, resumably, after this step.
+        machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
     from anchor3r.training.recipes import load_recipe
 
-    given: dict[str, Any] = {
-        "steps": steps, "clips_per_process": clips, "accumulate": accumulate, "init": init,
-        "sharding": sharding,
-    }  # fmt: skip
-    chosen = load_recipe(
-        recipe, data, needs_data=not cost, seed=seed, **{k: v for k, v in given.items() if v is not None}
-    )
+    changes = _given(
+        steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
+        sharding=sharding,
+    )  # fmt: skip
+    for name, number, folder in ablation.runs(out, seed):
+        chosen = load_recipe(recipe, data, seed=number, variant=name, **changes)
+        _run(chosen, folder, machine, resume=True)
+    if ablation.every_variant:
+        return
+    chosen = load_recipe(recipe, data, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
     if cost:
         from anchor3r.training.cost import step_cost
 
         print(step_cost(chosen).in_words())
         return
+    _run(chosen, _folder(out), machine, resume=resume)
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are not left to the recipe."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _folder(out: Path | None) -> Path:
     if out is None:
         raise Anchor3RError("training needs a folder for its checkpoints: --out runs/NAME")
-    _run(chosen, out, resume=resume, workers=workers, threads=threads, stop_after=stop_after)
+    return out
 
 
-def _run(
-    recipe: Recipe, out: Path, *, resume: bool, workers: int, threads: int, stop_after: int | None
-) -> None:
+def _run(recipe: Recipe, out: Path, machine: MachineOptions, *, resume: bool) -> None:
     """Trains; the first process shows how far it is."""
     import torch
 
     from anchor3r.training.distributed import processes
     from anchor3r.training.trainer import RunConfig, Trainer
 
-    torch.set_num_threads(threads)
-    config = RunConfig(out=out, resume=resume, workers=workers, stop_after=stop_after)
+    torch.set_num_threads(machine.threads)
+    config = RunConfig(out=out, resume=resume, workers=machine.workers, stop_after=machine.stop_after)
     with processes() as group:
         trainer = Trainer(recipe, config, group)
         if not group.is_first:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +13,8 @@ import tyro
 
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.extras import optional_library
+from anchor3r.viewer.settings import ViewSettings
 
 
 def view(
@@ -21,7 +22,8 @@ def view(
     host: str = "127.0.0.1",
     port: int = 8080,
     save: Path | None = None,
-    points: int = 1_000_000,
+    points: int = ViewSettings.point_budget,
+    poses: str | None = None,
     wait: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> None:
     """Show a map in the browser, also while it grows.
@@ -32,25 +34,31 @@ def view(
         folder: Folder of the map.
         host: Address to serve at; 0.0.0.0 lets other machines look on.
         port: Port to serve at, or the next free one.
-        save: Instead of serving, write a page into this folder that any static file server can show.
+        save: Instead of serving, write a page into this folder, index.html, that any browser opens by itself.
         points: Most points in a saved page.
+        poses: Which poses to begin with: online, or the name of a refinement; the refined ones if not given.
         wait: Wait for the map to be begun, if it is not there yet.
     """
-    _insist_on_viser()
-    from anchor3r.viewer.server import save_page, serve_map
+    from anchor3r.store import load_map
+    from anchor3r.viewer.page import save_page
 
     if not 1 <= port <= 65535:
         raise Anchor3RError(f"--port must lie in 1 … 65535, not {port}")
+    if poses is not None and not wait:
+        with load_map(folder) as scene_map:
+            scene_map.trajectory(poses)  # says which there are, if not these
     if points < 1:
         raise Anchor3RError(f"--points must be at least 1, not {points}")
     if save is not None:
         with progress("reading points", 100, "%") as advance:
-            page, count = save_page(folder, save, point_budget=points, progress=advance)
-        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; serve its folder, for example")
-        print(f"  python -m http.server --directory {save}")
+            page, count = save_page(folder, save, point_budget=points, progress=advance, poses=poses)
+        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; any browser opens it")
         return
+    _insist_on_viser()
+    from anchor3r.viewer.server import serve_map
+
     with suppress(KeyboardInterrupt):  # how a view is meant to end
-        serve_map(folder, host, port, announce=_announce, wait=wait)
+        serve_map(folder, host, port, announce=_announce, wait=wait, poses=poses)
 
 
 @contextmanager
@@ -74,7 +82,7 @@ def _announce(url: str) -> None:
 
 
 def _insist_on_viser() -> None:
-    if find_spec("viser") is None:
-        raise Anchor3RError(
-            "the viewer is not installed; install it with: pip install -c constraints.txt '.[viewer]'"
-        )
+    optional_library("viser", extra="viewer", purpose="the viewer")
+    import rich
+
+    rich.get_console().quiet = True  # viser prints there when it starts and ends, the command speaks itself

@@ -1,4 +1,4 @@
-"""Which pose of one trajectory belongs to which of another: by time stamp."""
+"""Trajectories that are to be compared: read from files or maps, and paired by time or order."""
 
 from __future__ import annotations
 
@@ -8,29 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.trajectory import Trajectory
+from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
+from anchor3r.store import ONLINE, load_map
+from anchor3r.trajectory import MIN_ALIGNED_POSES, Trajectory, nearest_in_time
 
 Indices = NDArray[np.intp]
 
 MAX_DIFFERENCE_S = 0.02
 """As the TUM RGB-D tools."""
-MIN_POSES = 3
-"""Fewer do not fix an alignment."""
-
-
-def nearest_in_time(
-    query_s: NDArray[np.float64], stamps_s: NDArray[np.float64], max_difference_s: float
-) -> tuple[Indices, Indices]:
-    """Of each query (n,) the nearest of the ascending stamps (m,), if near enough: indices (k,) into both."""
-    if not len(stamps_s):
-        return np.empty(0, np.intp), np.empty(0, np.intp)
-    after = np.clip(np.searchsorted(stamps_s, query_s, side="right"), 0, len(stamps_s) - 1)
-    before = np.maximum(after - 1, 0)
-    # At equal distance the earlier one: the same choice every time, and evo's.
-    earlier = np.abs(query_s - stamps_s[before]) <= np.abs(stamps_s[after] - query_s)
-    nearest = np.where(earlier, before, after)
-    near = np.abs(stamps_s[nearest] - query_s) <= max_difference_s
-    return np.flatnonzero(near), nearest[near]
 
 
 def associate(
@@ -43,12 +28,14 @@ def associate(
     return of_first, of_second
 
 
-def largest_component(trajectory: Trajectory) -> Trajectory:
-    """The poses of the component that has most of them."""
-    if trajectory.component is None or not len(trajectory):
-        return trajectory
-    labels, counts = np.unique(trajectory.component, return_counts=True)
-    return trajectory.select(trajectory.component == labels[np.argmax(counts)])
+def read_poses(
+    path: Path, kind: TrajectoryFormat = TrajectoryFormat.AUTO, *, poses: str = ONLINE
+) -> Trajectory:
+    """Reads a trajectory file, or of a map (a folder) the largest component of the poses of that name."""
+    if path.is_dir():
+        with load_map(path) as scene_map:
+            return scene_map.trajectory(poses).largest_component()
+    return read_trajectory(path, kind)
 
 
 def stamps_of(trajectory: Trajectory, path: Path) -> NDArray[np.float64]:
@@ -79,7 +66,7 @@ def paired(
     if estimate.timestamps_s is not None and reference.timestamps_s is not None:
         first_s, second_s = stamps_of(estimate, estimate_path), stamps_of(reference, reference_path)
         of_estimate, of_reference = associate(first_s, second_s, max_difference_s)
-        if len(of_estimate) >= MIN_POSES:
+        if len(of_estimate) >= MIN_ALIGNED_POSES:
             return estimate.select(of_estimate), reference.select(of_reference)
         raise Anchor3RError(
             f"only {len(of_estimate)} poses of {estimate_path} ({_span(first_s)}) and {reference_path} "
@@ -89,11 +76,11 @@ def paired(
     has_gaps = not np.array_equal(estimate.frames, np.arange(len(estimate)))
     if has_gaps and estimate.frames[-1] < len(reference):
         reference = reference.select(estimate.frames)
-    if len(estimate) != len(reference) or len(estimate) < MIN_POSES:
+    if len(estimate) != len(reference) or len(estimate) < MIN_ALIGNED_POSES:
         raise Anchor3RError(
             f"{estimate_path} has {len(estimate)} poses and {reference_path} has {len(reference)}; without "
             "time stamps in both they are compared one by one, and need the same number, at least "
-            f"{MIN_POSES}"
+            f"{MIN_ALIGNED_POSES}"
         )
     return estimate, reference
 

@@ -11,7 +11,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from anchor3r.evaluation.metrics import TrajectoryErrors, distance_along_m
+from anchor3r.evaluation.metrics import TrajectoryErrors
+from anchor3r.trajectory import distance_along
 
 DPI = 150
 _TRUTH = {"color": "0.25", "linewidth": 1.0, "linestyle": "--", "label": "ground truth", "zorder": 3}
@@ -57,7 +58,9 @@ def error_over_distance_figure(variants: Mapping[str, TrajectoryErrors], path: P
     figure = Figure(figsize=(7.0, 3.2), layout="constrained")
     ax = figure.subplots()
     for name, errors in variants.items():
-        ax.plot(distance_along_m(errors.world_from_true), errors.absolute_m, label=name, linewidth=1.2)
+        ax.plot(
+            distance_along(errors.world_from_true.translation), errors.absolute_m, label=name, linewidth=1.2
+        )
     ax.set(xlabel="distance travelled (m)", ylabel="error (m)", title=title)
     _finish(ax)
     _save(figure, path)

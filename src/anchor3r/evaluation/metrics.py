@@ -1,7 +1,7 @@
 """Errors of trajectories, point clouds and depth against ground truth: numpy in, numbers out, no files.
 
 Trajectories are `world_from_estimated` and `world_from_true`: camera poses (n,) of the same frames, whose two
-worlds differ until the estimate is moved into the true one. Lengths are in the unit of the ground truth
+worlds differ until the estimate is moved into the true one. Lengths are those of the ground truth
 (metres), angles in degrees. ATE and the errors between consecutive frames equal those of the evo package,
 segment errors those of the KITTI development kit.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import SE3, Array, Sim3, nearest_rotation, rotation_angle, umeyama
+from anchor3r.trajectory import distance_along
 
 SEGMENT_LENGTHS_M = (100, 200, 300, 400, 500, 600, 700, 800)
 SEGMENT_STEP = 10
@@ -76,7 +77,7 @@ def absolute_errors_m(world_from_estimated: SE3, world_from_true: SE3) -> Array:
 
 
 def relative_errors(
-    world_from_estimated: SE3, world_from_true: SE3, first: NDArray, last: NDArray
+    world_from_estimated: SE3, world_from_true: SE3, first: NDArray[np.integer], last: NDArray[np.integer]
 ) -> tuple[Array, Array]:
     """Rotation (m,) in degrees and translation (m,) of the motion errors from frames `first` to `last`."""
     true = world_from_true[first].inverse() @ world_from_true[last]
@@ -91,12 +92,6 @@ def consecutive_errors(world_from_estimated: SE3, world_from_true: SE3) -> tuple
     """RRE in degrees and RTE in metres, (n - 1,) each, between neighbouring frames."""
     index = np.arange(len(world_from_true))
     return relative_errors(world_from_estimated, world_from_true, index[:-1], index[1:])
-
-
-def distance_along_m(world_from_camera: SE3) -> Array:
-    """(n,) length of the path up to each frame."""
-    steps = np.linalg.norm(np.diff(world_from_camera.translation, axis=0), axis=-1)
-    return np.concatenate([[0.0], np.cumsum(steps)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +113,7 @@ def segment_errors(
     step: int = SEGMENT_STEP,
 ) -> SegmentErrors:
     """As KITTI's devkit: one starts every `step` frames and ends at the first frame beyond its length."""
-    distance = distance_along_m(world_from_true)
+    distance = distance_along(world_from_true.translation)
     start, length = np.meshgrid(
         np.arange(0, len(distance), step), np.asarray(lengths_m, float), indexing="ij"
     )
@@ -136,7 +131,7 @@ def segment_errors(
 
 def drift_percent(world_from_estimated: SE3, world_from_true: SE3) -> float:
     """The error of the motion from the first to the last frame, in % of the path between them."""
-    path_m = distance_along_m(world_from_true)[-1]
+    path_m = distance_along(world_from_true.translation)[-1]
     if not path_m:
         return float("nan")
     ends = np.array([0]), np.array([len(world_from_true) - 1])
@@ -181,7 +176,7 @@ class TrajectoryErrors:
 
     def metrics(self) -> dict[str, float]:
         """Every number of the tables by name; NaN where the path is too short for it."""
-        path_m = float(distance_along_m(self.world_from_true)[-1])
+        path_m = float(distance_along(self.world_from_true.translation)[-1])
         ate = Statistics.of(self.absolute_m)
         named = {"ate": (ate, "m"), "rre": (Statistics.of(self.rotation_deg), "deg")}
         named["rte"] = Statistics.of(self.translation_m), "m"
@@ -229,7 +224,7 @@ class Steadiness:
     """Σ RTE / path of the first tenth"""
     last_error_per_m: float
     scale_change: float
-    """Scale of the last tenth over that of the first: 1 if the unit did not drift."""
+    """Scale of the last tenth over that of the first: 1 if it did not drift."""
 
     @property
     def growth(self) -> float:
@@ -246,9 +241,9 @@ def steadiness(world_from_estimated: SE3, world_from_true: SE3) -> Steadiness:
         trajectory_errors(world_from_estimated[part], world_from_true[part])
         for part in (slice(None, tenth), slice(-tenth, None))
     ]
-    paths_m = [distance_along_m(e.world_from_true)[-1] or np.nan for e in errors]
+    paths_m = [distance_along(e.world_from_true.translation)[-1] or np.nan for e in errors]
     per_m = [float(e.translation_m.sum() / path_m) for e, path_m in zip(errors, paths_m, strict=True)]
-    # true_from_estimated.scale is metres per estimated unit; the estimate's own scale is its inverse.
+    # true_from_estimated.scale brings estimated lengths to metres; the estimate's own scale is its inverse.
     scales = [float(e.true_from_estimated.scale) for e in errors]
     change = scales[0] / scales[1] if scales[1] else float("nan")
     return Steadiness(first_error_per_m=per_m[0], last_error_per_m=per_m[1], scale_change=change)

@@ -162,6 +162,15 @@ def published_rows(benchmark: str, metric: str) -> list[PublishedRow]:
     ]
 
 
+def published_notes(benchmark: str, metric: str) -> list[str]:
+    """What has to be known about the numbers of those rows."""
+    return [
+        table["note"]
+        for table in _published_tables()
+        if table["benchmark"] == benchmark and table["metric"] == metric and "note" in table
+    ]
+
+
 def published_lengths(benchmark: str) -> dict[str, int]:
     """Number of frames of each sequence in the paper, where it tells."""
     return {

@@ -6,34 +6,30 @@ the same run is read back; one that was interrupted goes on. OUT/results.json an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.benchmarks.benchmark import Benchmark, ScoringProtocol
-from anchor3r.evaluation.metrics import Alignment
-from anchor3r.evaluation.results import Metrics, Results, SequenceResult, read_json, write_json
-from anchor3r.evaluation.scoring import (
-    ScoredTrajectory,
-    cloud_metrics,
-    depth_metrics,
-    neighbour_metrics,
-    scored_trajectory,
-)
+from anchor3r.evaluation.benchmarks.benchmark import Benchmark
+from anchor3r.evaluation.results import Results, SequenceResult, read_json, write_json
+from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.io.files import replacing
-from anchor3r.io.trajectories import write_tum
+from anchor3r.pipeline.importing import ImportSettings, import_trajectory
+from anchor3r.pipeline.mapping import MappingRun, predictor_of
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.predictors.loading import weights_file
 from anchor3r.sources import Source
-from anchor3r.store import ONLINE, Map, load_map
+from anchor3r.store import load_map
 
 
 class MapFunction(Protocol):
@@ -49,6 +45,107 @@ class MapFunction(Protocol):
 
     def __call__(self, source: Source, folder: Path) -> None:
         """Makes or completes the map in a folder, with poses called online and perhaps offline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapAndRefine:
+    """Maps a source as `anchor3r map` does and refines it as `anchor3r refine` does, under several names.
+
+    It goes on where an interrupted run ended.
+    """
+
+    mapping: MapSettings = MapSettings()
+    """How a sequence becomes a map; images are kept where loops need them."""
+    refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
+    """How the finished map is refined, by the name of the poses."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.mapping.predictor.partition(":")[0]).stem
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "map": _decisive(self.mapping) | _weights(self.mapping.predictor),
+            "refinements": refinements_config(self.refinements),
+        }
+
+    def __call__(self, source: Source, folder: Path) -> None:
+        chosen = self.mapping
+        predictor = predictor_of(chosen)
+        settings = replace(chosen, keep_images=any(r.loops for r in self.refinements.values()))
+        # A map of fewer or more frames than are to be scored is another one.
+        identity = {"stop": source.wanted.stop}
+        with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
+            for _ in run:
+                pass
+        for name, refinement in self.refinements.items():
+            same = None if refinement.predictor else lambda: predictor
+            refine_map(folder, refinement, name=name, predictor=same, read_frame=source.read)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportAndRefine:
+    """Takes the poses of another system, one file a sequence, as a map and refines that."""
+
+    label: str
+    """What the system is called."""
+    folder: Path
+    """Where its trajectories lie: SEQUENCE.txt, .tum, .csv, .npz or a COLMAP model in SEQUENCE."""
+    settings: ImportSettings = ImportSettings()
+    """How poses become windows."""
+    refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
+    """How the map is refined, by the name of the poses."""
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+    @property
+    def config(self) -> dict[str, Any]:
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        return {
+            "import": _decisive(self.settings) | {"trajectories": digest},
+            "refinements": refinements_config(self.refinements),
+        }
+
+    def __call__(self, source: Source, folder: Path) -> None:
+        import_trajectory(self._trajectory(folder.parent.name), source, folder, self.settings, overwrite=True)
+        for name, refinement in self.refinements.items():
+            refine_map(folder, refinement, name=name, read_frame=source.read)
+
+    def _trajectory(self, sequence: str) -> Path:
+        found = [path for path in sorted(self.folder.glob(f"{sequence}*")) if path.stem == sequence]
+        if len(found) != 1:
+            raise Anchor3RError(
+                f"{self.folder} should have one trajectory called {sequence}, such as {sequence}.txt, but "
+                f"has {len(found)}"
+            )
+        return found[0]
+
+
+def refinements_config(refinements: Mapping[str, RefineSettings]) -> dict[str, Any]:
+    """Everything that decides refinements, as JSON, with digests of the weights that they use."""
+    return {
+        name: _decisive(settings) | _weights(settings.predictor or "") | _weights(settings.descriptor or "")
+        for name, settings in refinements.items()
+    }
+
+
+def _decisive(settings: MapSettings | RefineSettings | ImportSettings) -> dict[str, Any]:
+    """What may change a result: all but the number of threads."""
+    return {key: value for key, value in asdict(settings).items() if key != "threads"}
+
+
+def _weights(name: str) -> dict[str, str]:
+    """The digest of the file that a predictor or a descriptor of that name is loaded from."""
+    path = Path(name.partition(":")[2]) if name.startswith("netvlad:") else weights_file(name)
+    if path is None or not path.is_file():
+        return {}
+    from anchor3r.model.checkpoints import file_digest
+
+    return {f"weights of {name}": file_digest(path)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +179,8 @@ class SequenceJob:
             return self._earlier(path)
         with self.benchmark.open(self.root, self.sequence, slice(self.max_frames)) as source:
             self.map_function(source, self.out / "map")
-            with load_map(self.out / "map") as stored:
-                result = score_map(stored, source, self.benchmark.protocol, self.out, self.sequence)
+            with load_map(self.out / "map") as scene_map:
+                result = score_map(scene_map, source, self.benchmark.protocol, self.out, self.sequence)
         result.deviations = self.deviations()
         write_json(path, self.stamp() | asdict(result))
         if not self.keep_map:
@@ -97,77 +194,13 @@ class SequenceJob:
     def _earlier(self, path: Path) -> SequenceResult:
         content = read_json(path)
         for key, value in self.stamp().items():
-            if content.pop(key, None) != value:
+            found = content.pop(key, None)
+            if found != value:
                 raise Anchor3RError(
-                    f"{path} is of another run (its {key} differs); remove it or choose another --out"
+                    f"{path} is of another run (its {key} differs{_difference(found, value)}); remove it or "
+                    "choose another --out"
                 )
         return SequenceResult(**content)
-
-
-def score_map(
-    stored: Map, source: Source, protocol: ScoringProtocol, out: Path, title: str
-) -> SequenceResult:
-    """Scores every trajectory of a map, its cloud and depth, and leaves trajectories and figures in `out`."""
-    variants, scored = score_poses(stored, protocol.alignment, out, title)
-    for name, found in scored.items():
-        variants[name] |= depth_metrics(stored, source, found.frames)
-        if protocol.cloud is not None:
-            variants[name] |= cloud_metrics(stored, name, source, found, protocol.cloud)
-    return SequenceResult(
-        num_frames=stored.num_frames,
-        variants=variants,
-        runtime=runtime_metrics(stored),
-        made_from=stored.meta["identity"],
-    )
-
-
-def score_poses(
-    stored: Map, alignment: Alignment, out: Path, title: str
-) -> tuple[dict[str, Metrics], dict[str, ScoredTrajectory]]:
-    """Metrics of every trajectory of a map by its name, and those that could be aligned at all."""
-    truth = stored.true_trajectory()
-    if truth is None:
-        raise Anchor3RError(f"the source of {stored.folder} had no ground truth to compare with")
-    write_tum(out / "truth.tum", truth)
-    neighbours = neighbour_metrics(stored.graph(), truth)
-    variants: dict[str, Metrics] = {}
-    scored: dict[str, ScoredTrajectory] = {}
-    for name in stored.trajectory_names() or [ONLINE]:  # without any pose it has failed, and is told so
-        estimate = stored.trajectory(name)
-        write_tum(out / f"{name}.tum", estimate)
-        found = scored_trajectory(estimate, truth, alignment)
-        if found is None:
-            variants[name] = {"coverage": 0.0}
-        else:
-            scored[name] = found
-            variants[name] = {**found.metrics(), **neighbours}
-    _draw(stored, scored, out, title)
-    return variants, scored
-
-
-def runtime_metrics(stored: Map) -> Metrics:
-    """What the mapping cost, as its store recorded it."""
-    runtime = stored.runtime()
-    if not len(runtime.seconds):
-        return {}
-    total_s = float(runtime.seconds.sum())
-    return {
-        "seconds": total_s,
-        "frames_per_second": len(runtime.seconds) / total_s if total_s else float("nan"),
-        "peak_memory_bytes": float(np.max(runtime.peak_rss_bytes)),
-    }
-
-
-def _draw(stored: Map, scored: dict[str, ScoredTrajectory], out: Path, title: str) -> None:
-    from anchor3r.evaluation import figures
-
-    if scored:
-        errors = {name: found.errors for name, found in scored.items()}
-        figures.trajectory_figure(errors, out / "trajectory.png", title)
-        figures.error_over_distance_figure(errors, out / "error.png", title)
-    runtime = stored.runtime()
-    if len(runtime.seconds) > 1:
-        figures.runtime_figure(runtime.seconds, runtime.peak_rss_bytes, out / "runtime.png", title)
 
 
 def run_benchmark(
@@ -235,6 +268,15 @@ def _completed(work: Sequence[SequenceJob], jobs: int) -> Iterator[tuple[str, Se
 def _take_share(jobs: int) -> None:
     """Leaves the other processes their cores: torch reads this when it is first imported."""
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+
+
+def _difference(earlier: Any, wanted: Any, path: str = "") -> str:
+    """The first entry in which two JSON objects differ, in words."""
+    if isinstance(earlier, dict) and isinstance(wanted, dict):
+        for key in dict.fromkeys([*earlier, *wanted]):
+            if earlier.get(key) != wanted.get(key):
+                return _difference(earlier.get(key), wanted.get(key), f"{path}.{key}" if path else key)
+    return f": {path} was {earlier!r}, now {wanted!r}" if path else ""
 
 
 def _as_json(value: Any) -> Any:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation import metrics
-from anchor3r.evaluation.association import MIN_POSES, largest_component
-from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol
+from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol, ScoringProtocol
 from anchor3r.evaluation.metrics import Alignment, Statistics, TrajectoryErrors
+from anchor3r.evaluation.results import Metrics, SequenceResult
 from anchor3r.geometry import SE3, Array, Sim3
+from anchor3r.io.trajectories import write_tum
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.sources import Source
-from anchor3r.store import Map
-from anchor3r.trajectory import Trajectory
+from anchor3r.store import ONLINE, Map
+from anchor3r.trajectory import MIN_ALIGNED_POSES, Trajectory
 
 MAX_CLOUD_FRAMES = 1000
 """A cloud's random points are drawn from at most this many frames, evenly spaced."""
@@ -45,6 +49,73 @@ class ScoredTrajectory:
         return named | vars(steady) | {"error_growth": steady.growth}
 
 
+def score_map(
+    scene_map: Map, source: Source, protocol: ScoringProtocol, out: Path, title: str
+) -> SequenceResult:
+    """Scores every trajectory of a map, its cloud and depth, and leaves trajectories and figures in `out`."""
+    variants, scored = score_poses(scene_map, protocol.alignment, out, title)
+    for name, found in scored.items():
+        variants[name] |= depth_metrics(scene_map, source, found.frames)
+        if protocol.cloud is not None:
+            variants[name] |= cloud_metrics(scene_map, name, source, found, protocol.cloud)
+    return SequenceResult(
+        num_frames=scene_map.num_frames,
+        variants=variants,
+        runtime=runtime_metrics(scene_map),
+        made_from=scene_map.meta["identity"],
+    )
+
+
+def score_poses(
+    scene_map: Map, alignment: Alignment, out: Path, title: str, *, names: Sequence[str] = ()
+) -> tuple[dict[str, Metrics], dict[str, ScoredTrajectory]]:
+    """Metrics of the named trajectories of a map, or of all, and those that could be aligned at all."""
+    truth = scene_map.true_trajectory()
+    if truth is None:
+        raise Anchor3RError(f"the source of {scene_map.folder} had no ground truth to compare with")
+    write_tum(out / "truth.tum", truth)
+    neighbours = neighbour_metrics(scene_map.graph(), truth)
+    variants: dict[str, Metrics] = {}
+    scored: dict[str, ScoredTrajectory] = {}
+    # A map without any pose has failed, and is told so.
+    for name in names or scene_map.trajectory_names() or [ONLINE]:
+        estimate = scene_map.trajectory(name)
+        write_tum(out / f"{name}.tum", estimate)
+        found = scored_trajectory(estimate, truth, alignment)
+        if found is None:
+            variants[name] = {"coverage": 0.0}
+        else:
+            scored[name] = found
+            variants[name] = {**found.metrics(), **neighbours}
+    _draw(scene_map, scored, out, title)
+    return variants, scored
+
+
+def runtime_metrics(scene_map: Map) -> Metrics:
+    """What the mapping cost, as its store recorded it."""
+    runtime = scene_map.runtime()
+    if not len(runtime.seconds):
+        return {}
+    total_s = float(runtime.seconds.sum())
+    return {
+        "seconds": total_s,
+        "frames_per_second": len(runtime.seconds) / total_s if total_s else float("nan"),
+        "peak_memory_bytes": float(np.max(runtime.peak_rss_bytes)),
+    }
+
+
+def _draw(scene_map: Map, scored: dict[str, ScoredTrajectory], out: Path, title: str) -> None:
+    from anchor3r.evaluation import figures
+
+    if scored:
+        errors = {name: found.errors for name, found in scored.items()}
+        figures.trajectory_figure(errors, out / "trajectory.png", title)
+        figures.error_over_distance_figure(errors, out / "error.png", title)
+    runtime = scene_map.runtime()
+    if len(runtime.seconds) > 1:
+        figures.runtime_figure(runtime.seconds, runtime.peak_rss_bytes, out / "runtime.png", title)
+
+
 def scored_trajectory(
     estimate: Trajectory, truth: Trajectory, alignment: Alignment
 ) -> ScoredTrajectory | None:
@@ -52,9 +123,9 @@ def scored_trajectory(
 
     Of an estimate in several components only the largest counts: nothing relates it to the others.
     """
-    estimate = largest_component(estimate)
+    estimate = estimate.largest_component()
     frames, of_estimate, of_truth = np.intersect1d(estimate.frames, truth.frames, return_indices=True)
-    if len(frames) < MIN_POSES:
+    if len(frames) < MIN_ALIGNED_POSES:
         return None
     errors = metrics.trajectory_errors(
         estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth], alignment
@@ -84,13 +155,13 @@ def neighbour_metrics(graph: MotionGraph, truth: Trajectory) -> dict[str, float]
 
 
 def cloud_metrics(
-    stored: Map, variant: str, source: Source, scored: ScoredTrajectory, protocol: CloudProtocol
+    scene_map: Map, variant: str, source: Source, scored: ScoredTrajectory, protocol: CloudProtocol
 ) -> dict[str, float]:
     """CD and F1 of the map's points, moved as the trajectory was, against the source's depth images."""
     rng = np.random.default_rng(protocol.seed)
     frames = _evenly(scored.frames, MAX_CLOUD_FRAMES)
     per_frame = -(-protocol.num_points // len(frames))
-    estimated = _map_points(stored, variant, frames, scored.errors.true_from_estimated, per_frame, rng)
+    estimated = _map_points(scene_map, variant, frames, scored.errors.true_from_estimated, per_frame, rng)
     true = _true_points(source, frames, per_frame, rng)
     if not len(estimated) or not len(true):
         return {}
@@ -101,7 +172,7 @@ def cloud_metrics(
 
 
 def _map_points(
-    stored: Map,
+    scene_map: Map,
     variant: str,
     frames: NDArray[np.int64],
     true_from_estimated: Sim3,
@@ -111,7 +182,7 @@ def _map_points(
     """(n, 3) random points of the map in the true world."""
     chosen = [
         pose.to_world(_some_finite(point_map.points_in_camera, per_frame, rng))
-        for pose, point_map in stored.iter_points(variant, frames.tolist())
+        for pose, point_map in scene_map.iter_points(variant, frames.tolist())
     ]
     points = np.concatenate(chosen) if chosen else np.empty((0, 3))
     return true_from_estimated.apply(points.astype(np.float64))
@@ -121,7 +192,7 @@ def _true_points(
     source: Source, frames: NDArray[np.int64], per_frame: int, rng: np.random.Generator
 ) -> Array:
     """(n, 3) random points of the depth images in the true world."""
-    chosen: list[NDArray] = [np.empty((0, 3))]
+    chosen: list[NDArray[np.floating]] = [np.empty((0, 3))]
     for index in frames.tolist():
         frame = source.read(index)
         if frame.depth_m is None or frame.intrinsics is None or frame.camera_from_world is None:
@@ -132,19 +203,19 @@ def _true_points(
     return np.concatenate(chosen)
 
 
-def _some_finite(points: NDArray, count: int, rng: np.random.Generator) -> NDArray:
+def _some_finite(points: NDArray[np.floating], count: int, rng: np.random.Generator) -> NDArray[np.floating]:
     """(h, w, 3) with NaN -> (at most count, 3) without."""
     flat = points.reshape(-1, 3)
     finite = flat[np.isfinite(flat).all(-1)]
     return finite if len(finite) <= count else finite[rng.choice(len(finite), count, replace=False)]
 
 
-def depth_metrics(stored: Map, source: Source, frames: NDArray[np.int64]) -> dict[str, float]:
+def depth_metrics(scene_map: Map, source: Source, frames: NDArray[np.int64]) -> dict[str, float]:
     """AbsRel of the point maps' depth against the source's, after one scale for the whole sequence."""
-    estimated: list[NDArray] = [np.empty(0)]
-    true: list[NDArray] = [np.empty(0)]
+    estimated: list[NDArray[np.floating]] = [np.empty(0)]
+    true: list[NDArray[np.floating]] = [np.empty(0)]
     rng = np.random.default_rng(0)
-    for pose, point_map in stored.iter_points(frames=_evenly(frames, MAX_DEPTH_FRAMES).tolist()):
+    for pose, point_map in scene_map.iter_points(frames=_evenly(frames, MAX_DEPTH_FRAMES).tolist()):
         true_depth_m = source.read(pose.frame).depth_m
         if true_depth_m is None:
             continue

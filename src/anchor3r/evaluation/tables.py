@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from math import isnan
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.results import Metrics, Results, published_lengths, published_rows
+from anchor3r.evaluation.results import Metrics, Results, published_lengths, published_notes, published_rows
 
 FAILED = "*"
 NOT_RUN = "–"
+NO_LOOPS = "no-loops"
+"""What poses are called that were refined without loop closure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +20,60 @@ class Column:
     """How a metric is printed."""
 
     label: str
+    about: str = ""
+    """What the number is, for the notes below a table."""
     digits: int = 3
     higher_is_better: bool = False
 
 
 METRICS: dict[str, Column] = {
-    "ate_rmse_m": Column(label="ATE (m)"),
+    "ate_rmse_m": Column(
+        label="ATE (m)",
+        about="root mean square distance of camera centres from the truth, after the protocol's alignment",
+    ),
     "ate_mean_m": Column(label="mean error (m)"),
     "ate_median_m": Column(label="median error (m)"),
     "ate_max_m": Column(label="largest error (m)"),
-    "ate_percent": Column(label="ATE (% of path)"),
-    "ate_vbr_legacy": Column(label="VBR legacy √mean(error)"),
-    "rre_rmse_deg": Column(label="RRE (°)"),
-    "rte_rmse_m": Column(label="RTE (m)"),
-    "segment_translation_percent": Column(label="RPE 100–800 m (%)"),
-    "segment_rotation_deg_per_m": Column(label="RPE 100–800 m (°/m)", digits=5),
-    "drift_percent": Column(label="drift (% of path)"),
-    "cd_m": Column(label="CD (m)"),
-    "accuracy_m": Column(label="accuracy (m)"),
-    "completeness_m": Column(label="completeness (m)"),
-    "f1_at_0.25": Column(label="F1@0.25", higher_is_better=True),
-    "depth_abs_rel": Column(label="depth AbsRel"),
+    "ate_percent": Column(label="ATE (% of path)", about="ATE over the length of the true path"),
+    "ate_vbr_legacy": Column(
+        label="VBR legacy √mean(error)",
+        about="square root of the mean distance, as older versions of the VBR kit compute it",
+    ),
+    "rre_rmse_deg": Column(
+        label="RRE (°)", about="root mean square rotation error of the motion from one frame to the next"
+    ),
+    "rte_rmse_m": Column(
+        label="RTE (m)",
+        about="root mean square translation error from one frame to the next, after the alignment",
+    ),
+    "segment_translation_percent": Column(
+        label="RPE 100–800 m (%)",
+        about="mean translation error over segments of 100 to 800 m, as KITTI's development kit",
+    ),
+    "segment_rotation_deg_per_m": Column(
+        label="RPE 100–800 m (°/m)",
+        about="mean rotation error over segments of 100 to 800 m, as KITTI's development kit",
+        digits=5,
+    ),
+    "drift_percent": Column(
+        label="drift (% of path)",
+        about="error of the motion from the first to the last frame, over the length of the path",
+    ),
+    "cd_m": Column(label="CD (m)", about="accuracy + completeness"),
+    "accuracy_m": Column(
+        label="accuracy (m)", about="mean distance from a reconstructed point to the nearest true one"
+    ),
+    "completeness_m": Column(
+        label="completeness (m)", about="mean distance from a true point to the nearest reconstructed one"
+    ),
+    "f1_at_0.25": Column(
+        label="F1@0.25",
+        about="harmonic mean of the shares of points within 0.25 m, both ways",
+        higher_is_better=True,
+    ),
+    "depth_abs_rel": Column(
+        label="depth AbsRel", about="mean |depth - true depth| / true depth, after one scale for the sequence"
+    ),
     "neighbour_rotation_median_deg": Column(label="neighbour rotation (°)"),
     "neighbour_direction_median_deg": Column(label="neighbour direction (°)"),
     "error_growth": Column(label="error growth, last tenth / first"),
@@ -47,7 +82,7 @@ METRICS: dict[str, Column] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MethodRow:
     """A method's metric by sequence; None where it failed, absent where it was not run."""
 
     method: str
@@ -61,7 +96,7 @@ class Row:
         return sum(found) / len(found) if found else self.printed_average
 
 
-def metric_table(rows: Sequence[Row], sequences: Sequence[str], metric: str) -> str:
+def metric_table(rows: Sequence[MethodRow], sequences: Sequence[str], metric: str) -> str:
     """One metric, **best** and _second best_ of each column marked; averages over fewer say of how many."""
     about = METRICS.get(metric, Column(label=metric, digits=4))
     columns = [[row.values.get(name) for row in rows] for name in sequences]
@@ -97,10 +132,11 @@ def run_tables(runs: Sequence[Results], metrics: Sequence[str], *, with_paper: b
         raise ValueError("the runs of one table are on one benchmark")
     sequences = list(dict.fromkeys(name for run in runs for name in run.sequences))
     tables: list[str] = []
+    meanings: list[str] = []
     remarks = _remarks(runs, with_paper=with_paper)
     for metric in metrics:
         rows = [
-            Row(method=f"{run.method}-{variant.capitalize()}", values=values)
+            MethodRow(method=f"{run.method}-{variant_label(variant)}", values=values)
             for run in runs
             for variant, values in run.rows(metric).items()
         ]
@@ -109,8 +145,21 @@ def run_tables(runs: Sequence[Results], metrics: Sequence[str], *, with_paper: b
         published = _published(runs[0].benchmark, metric, sequences) if with_paper else []
         if any(row.printed_average is not None for row in published):
             remarks.insert(0, "The paper prints only averages, over all sequences of the benchmark.")
+        if published:
+            remarks += published_notes(runs[0].benchmark, metric)
         tables.append(metric_table([*published, *rows], sequences, metric))
-    return "\n\n".join([*tables, *dict.fromkeys(remarks)]) if tables else ""
+        if metric in METRICS and METRICS[metric].about:
+            meanings.append(f"{METRICS[metric].label}: {METRICS[metric].about}.")
+    return "\n\n".join([*tables, *dict.fromkeys(meanings + remarks)]) if tables else ""
+
+
+def variant_label(variant: str) -> str:
+    """The paper's name for poses of a name: off10 is Off-10, no-loops is Offline w/o LC."""
+    if variant == NO_LOOPS:
+        return "Offline w/o LC"
+    if variant.startswith("off") and variant[3:].isdecimal():
+        return f"Off-{variant[3:]}"
+    return variant[:1].upper() + variant[1:]
 
 
 def _remarks(runs: Sequence[Results], *, with_paper: bool) -> list[str]:
@@ -127,14 +176,16 @@ def _remarks(runs: Sequence[Results], *, with_paper: bool) -> list[str]:
     return remarks
 
 
-def _published(benchmark: str, metric: str, sequences: Sequence[str]) -> list[Row]:
+def _published(benchmark: str, metric: str, sequences: Sequence[str]) -> list[MethodRow]:
     """The paper's rows as far as they concern the sequences that were run."""
     rows = []
     for row in published_rows(benchmark, metric):
         values = {name: row.values[name] for name in sequences if name in row.values}
         only_average = None if row.values else row.printed_average
         if values or only_average is not None:
-            rows.append(Row(method=f"{row.method} [paper]", values=values, printed_average=only_average))
+            rows.append(
+                MethodRow(method=f"{row.method} [paper]", values=values, printed_average=only_average)
+            )
     return rows
 
 

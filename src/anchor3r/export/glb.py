@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.export.frustums import frustum_depth, frustum_lines
+from anchor3r.export.cameras import frustum_depth, frustum_lines
 from anchor3r.geometry import Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing
@@ -46,7 +46,7 @@ def write_glb(
     return len(cloud)
 
 
-def _drawn(trimesh: Any, polylines: Sequence[NDArray], colour: tuple[int, ...]) -> Any:
+def _drawn(trimesh: Any, polylines: Sequence[NDArray[Any]], colour: tuple[int, ...]) -> Any:
     """Polylines (n, 3) each as one `trimesh.path.Path3D`."""
     ends = np.cumsum([len(line) for line in polylines])
     rows = np.split(np.arange(ends[-1]), ends[:-1])

@@ -10,8 +10,8 @@ import numpy as np
 
 from anchor3r.export.cameras import retaken
 from anchor3r.geometry import Pinhole
-from anchor3r.io.pointcloud import Cloud, drawn_by_lot, voxel_downsampled
-from anchor3r.store import ONLINE, Map
+from anchor3r.io.pointcloud import Cloud, random_subset, voxel_downsampled
+from anchor3r.store import LIKELY, ONLINE, Map
 from anchor3r.trajectory import Trajectory
 
 POINT_BUDGET = 1_000_000
@@ -22,17 +22,17 @@ POINT_BUDGET = 1_000_000
 class Selection:
     """A part of a map."""
 
-    source: Map
+    scene_map: Map
     poses: str
     """Name of the poses, which say where points lie."""
     trajectory: Trajectory
     """Those poses of the frames that were chosen."""
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELY
     """Points below it are left out."""
     voxel: float | None = None
-    """One point for each cube of this side, in the map's unit; None is every point."""
+    """One point for each cube of this side, in units of the map; None is every point."""
     max_points: int | None = None
-    """Of more points, so many are drawn by lot."""
+    """Of more points, a random subset of this size is taken."""
     camera: Pinhole | None = None
     """The camera that all frames are to have; None leaves each its own."""
 
@@ -43,7 +43,7 @@ class Selection:
     def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:
         """The chosen points, batch by batch; `scratch` is where a large voxel grid may spill to."""
         clouds = map_clouds(
-            self.source,
+            self.scene_map,
             poses=self.poses,
             min_confidence=self.min_confidence,
             frames=self.trajectory.frames.tolist(),
@@ -52,22 +52,22 @@ class Selection:
         if self.voxel is not None:
             clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
         if self.max_points is not None:
-            return iter([drawn_by_lot(clouds, self.max_points)])
+            return iter([random_subset(clouds, self.max_points)])
         return clouds
 
 
 def map_clouds(
-    source: Map,
+    scene_map: Map,
     *,
     poses: str = ONLINE,
-    min_confidence: float = 0.0,
+    min_confidence: float = LIKELY,
     frames: Iterable[int] | None = None,
     camera: Pinhole | None = None,
 ) -> Iterator[Cloud]:
     """The points of every frame in the world of the chosen poses, one frame at a time; `retaken` if asked."""
-    for pose, point_map in source.iter_points(poses, frames):
+    for pose, point_map in scene_map.iter_points(poses, frames):
         if camera is not None:
-            point_map = retaken(point_map, source.intrinsics(pose.frame), camera)
+            point_map = retaken(point_map, scene_map.intrinsics(pose.frame), camera)
         sure = point_map.confidence >= min_confidence
         good = sure & np.isfinite(point_map.points_in_camera).all(-1)
         yield Cloud(

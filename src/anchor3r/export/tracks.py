@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
-from anchor3r.store import PointMap
+from anchor3r.store import LIKELY, PointMap
 from anchor3r.trajectory import FramePose
 
 
@@ -24,7 +25,7 @@ class TrackConfig:
 
     max_points: int = 200_000
     """Tracks that are begun, over all frames."""
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELY
     """Points below it neither begin nor support a track."""
     depth_tolerance: float = 0.05
     """Largest difference of the depths, as part of the depth."""
@@ -63,7 +64,7 @@ class _Seen:
     world: NDArray[np.float64]
     """(k, 3)"""
     depth: NDArray[np.float64]
-    """(k,) in the world's unit"""
+    """(k,) in the world's scale"""
     colours: NDArray[np.uint8]
     pixel: NDArray[np.float64]
     """(k, 2) in the image"""
@@ -176,14 +177,14 @@ def _cells(pose: FramePose, point_map: PointMap, camera: Pinhole, min_confidence
     )
 
 
-def _cell_at(in_camera: NDArray, camera: Pinhole, cell_of: NDArray[np.int64]) -> NDArray[np.int64]:
+def _cell_at(in_camera: NDArray[Any], camera: Pinhole, cell_of: NDArray[np.int64]) -> NDArray[np.int64]:
     """The measurement in the cell that each point falls into; -1 where there is none."""
     v, u = _cell_indices(in_camera, camera, cell_of.shape)
     return np.where(v >= 0, cell_of[v, u], -1)
 
 
 def _cell_indices(
-    in_camera: NDArray, camera: Pinhole, shape: tuple[int, ...]
+    in_camera: NDArray[Any], camera: Pinhole, shape: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row and column on a grid that spans the image, both -1 outside of it or behind the camera."""
     height, width = shape

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Cloud:
     def __len__(self) -> int:
         return len(self.points)
 
-    def select(self, which: NDArray) -> Cloud:
+    def select(self, which: NDArray[Any]) -> Cloud:
         """The points of a boolean mask or an index array."""
         return Cloud(self.points[which], self.colours[which], self.confidence[which])
 
@@ -161,32 +161,32 @@ def _pcd_points(cloud: Cloud) -> NDArray[np.void]:
     return points
 
 
-def drawn_by_lot(clouds: Iterable[Cloud], max_points: int, *, seed: int = 0) -> Cloud:
+def random_subset(clouds: Iterable[Cloud], max_points: int, *, seed: int = 0) -> Cloud:
     """At most `max_points` of all points, each as likely as any other, in the order in which they came.
 
-    Every point draws a number and the lowest stay; no more than about twice as many are in memory.
+    Every point gets a random number and the lowest stay; no more than about twice as many are in memory.
     """
     if max_points < 1:
         raise Anchor3RError(f"a cloud needs room for at least one point, not {max_points}")
     rng = np.random.default_rng(seed)
-    kept, lots = [Cloud.joined([])], [np.empty(0)]
+    kept, keys = [Cloud.joined([])], [np.empty(0)]
     count, limit = 0, np.inf
     for cloud in clouds:
-        lot = rng.random(len(cloud))
-        kept.append(cloud.select(lot < limit))
-        lots.append(lot[lot < limit])
-        count += len(lots[-1])
+        key = rng.random(len(cloud))
+        kept.append(cloud.select(key < limit))
+        keys.append(key[key < limit])
+        count += len(keys[-1])
         if count > 2 * max_points:
-            lowest, limits = _lowest(Cloud.joined(kept), np.concatenate(lots), max_points)
-            kept, lots, count, limit = [lowest], [limits], max_points, limits.max()
-    return _lowest(Cloud.joined(kept), np.concatenate(lots), max_points)[0]
+            lowest, limits = _lowest(Cloud.joined(kept), np.concatenate(keys), max_points)
+            kept, keys, count, limit = [lowest], [limits], max_points, limits.max()
+    return _lowest(Cloud.joined(kept), np.concatenate(keys), max_points)[0]
 
 
-def _lowest(cloud: Cloud, lots: NDArray[np.float64], count: int) -> tuple[Cloud, NDArray[np.float64]]:
-    if len(lots) <= count:
-        return cloud, lots
-    which = np.sort(np.argpartition(lots, count)[:count])
-    return cloud.select(which), lots[which]
+def _lowest(cloud: Cloud, keys: NDArray[np.float64], count: int) -> tuple[Cloud, NDArray[np.float64]]:
+    if len(keys) <= count:
+        return cloud, keys
+    which = np.sort(np.argpartition(keys, count)[:count])
+    return cloud.select(which), keys[which]
 
 
 def voxel_downsampled(

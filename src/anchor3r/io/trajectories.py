@@ -7,9 +7,10 @@ line k is the k-th frame, so a frame without a pose has to be filled or refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +31,16 @@ class Gaps(StrEnum):
     """Nothing: writing is refused."""
     HOLD = "hold"
     """The pose of the frame before; before the first pose, that pose."""
+
+
+class TrajectoryFormat(StrEnum):
+    """What a trajectory file is."""
+
+    AUTO = "auto"
+    """Told from its first line."""
+    TUM = "tum"
+    KITTI = "kitti"
+    EUROC = "euroc"
 
 
 def write_tum(path: Path | str, trajectory: Trajectory, *, comment: str = "") -> None:
@@ -59,8 +70,8 @@ def write_euroc(path: Path | str, trajectory: Trajectory) -> None:
 def write_covariance(path: Path | str, trajectory: Trajectory) -> None:
     """A comma-separated line a pose: frame and the 36 entries of its covariance, row by row.
 
-    Rows and columns are rotation (camera axes, rad), then centre (world axes, the map's unit); nan where it
-    is not known.
+    Rows and columns are rotation (camera axes, rad), then centre (world axes, the map's lengths); nan where
+    it is not known.
     """
     covariance = trajectory.covariance
     if covariance is None or not np.isfinite(covariance).any():
@@ -113,8 +124,37 @@ def read_euroc(path: Path | str) -> Trajectory:
     return _from_quaternions(path, values[:, 0] / 1e9, values[:, 1:4], values[:, 4:])
 
 
+_READERS: dict[TrajectoryFormat, Callable[[Path], Trajectory]] = {
+    TrajectoryFormat.TUM: read_tum,
+    TrajectoryFormat.KITTI: read_kitti,
+    TrajectoryFormat.EUROC: read_euroc,
+}
+
+
+def read_trajectory(path: Path, kind: TrajectoryFormat = TrajectoryFormat.AUTO) -> Trajectory:
+    """Reads a trajectory file of one of the formats."""
+    return _READERS[_detected(path) if kind is TrajectoryFormat.AUTO else kind](path)
+
+
+def _detected(path: Path) -> TrajectoryFormat:
+    number, line = next(_data_lines(path), (0, ""))
+    if "," in line:
+        return TrajectoryFormat.EUROC
+    count = len(line.split())
+    by_columns = {8: TrajectoryFormat.TUM, 12: TrajectoryFormat.KITTI}
+    if count not in by_columns:
+        found = f"line {number} has {count} columns" if count else "it is empty"
+        raise Anchor3RError(
+            f"{path} is no trajectory that is known: {found}, but TUM has 8, KITTI 12, and EuRoC commas"
+        )
+    return by_columns[count]
+
+
 def _from_quaternions(
-    path: Path | str, timestamps_s: NDArray, center: NDArray, world_from_camera_wxyz: NDArray
+    path: Path | str,
+    timestamps_s: NDArray[np.float64],
+    center: NDArray[np.float64],
+    world_from_camera_wxyz: NDArray[np.float64],
 ) -> Trajectory:
     norm = np.linalg.norm(world_from_camera_wxyz, axis=1)
     _refuse(path, np.abs(norm - 1) > _ROTATION_TOLERANCE, "the quaternion is not of unit length")
@@ -127,7 +167,7 @@ def _from_quaternions(
     )
 
 
-def _write_lines(path: Path | str, head: str, values: NDArray, line_format: str) -> None:
+def _write_lines(path: Path | str, head: str, values: NDArray[Any], line_format: str) -> None:
     line = line_format + "\n"
     text = head + "".join(line % tuple(row) for row in values.tolist())
     with replacing(path) as file:

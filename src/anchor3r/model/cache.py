@@ -96,6 +96,11 @@ class ImageCache:
         return self._age[: self._filled]
 
     @property
+    def group_ages(self) -> list[int]:
+        """Of each query group: how many frames ago the frame was that its pose is relative to or of."""
+        return self.ages if self.config.gauge == "current" else [self._steps - 1]
+
+    @property
     def num_steps(self) -> int:
         """Frames seen since the reset."""
         return self._steps

@@ -1,4 +1,4 @@
-"""Sizes of the network: one dataclass, five presets, one code path."""
+"""Sizes of the network: one dataclass, four presets, one code path."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class MatchingConfig:
     """Cells searched around the coarse match at stride 2."""
     hidden: int = 64
     """Width of the little network that turns a patch of correlations into a sub-pixel displacement."""
+    area: int = 12_800
+    """Pixels of the images that the network is made for; their sides follow the aspect ratio."""
+    window_estimation: bool = True
+    """Whether poses and depths of a window are to be estimated from matches and images after the heads, and
+    its scale filtered; otherwise a predictor returns what the heads predict."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +61,7 @@ class NetworkConfig:
     rope_base: float = 100.0
     """Base of the 2-D rotary positions."""
     offset_embedding: bool = False
-    """Whether a query group is told how many frames ago its frame was."""
+    """Whether a query group carries an embedding of how many frames ago its frame was."""
     head_layers: tuple[int, int, int, int]
     """Layers whose tokens the point head reads."""
     camera_depth: int = 4
@@ -90,14 +95,21 @@ class NetworkConfig:
                 f"encoder has {self.encoder.dim} channels and patches of {self.encoder.patch_size}, "
                 f"the blocks {self.dim} and {self.patch_size}"
             )
-        if self.matching is not None and (self.gauge == "first" or self.patch_size != 16 or self.window < 2):
+        if self.matching is not None and (self.patch_size != 16 or self.window < 2):
+            raise ValueError("the correlation stem has patches of 16 and a window of 2 or more")
+        if self.gauge == "first" and self.matching is not None and self.matching.window_estimation:
+            raise ValueError("windows are estimated in the current frame's gauge, not in the first one's")
+        if self.window < (1 if self.gauge == "current" else 2):
             raise ValueError(
-                "the correlation stem has patches of 16, a window of 2 or more, no first-frame gauge"
+                f"a window has at least one frame, or two with the first gauge, not {self.window}"
             )
-        if self.window < 1:
-            raise ValueError(f"a window has at least one frame, not {self.window}")
         if len(self.head_layers) != 4 or not all(0 <= layer < self.depth for layer in self.head_layers):
             raise ValueError(f"head layers {self.head_layers} are not four of 0 … {self.depth - 1}")
+
+    @property
+    def window_estimation(self) -> bool:
+        """Whether windows are to be estimated from matches and images after the heads."""
+        return self.matching is not None and self.matching.window_estimation
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -127,12 +127,9 @@ class Encoder(nn.Module):
         return torch.cat([self.pos_embed[:, :1].float(), resized.flatten(2).transpose(1, 2)], 1)
 
 
-def load_encoder(path: Path | str, config: EncoderConfig) -> Encoder:
-    """The encoder in an official DINOv2 file (with registers)."""
+def load_dinov2(encoder: Encoder, path: Path | str) -> None:
+    """Puts the weights of an official DINOv2 file (with registers) into an encoder."""
     tensors, _ = read_tensors(path)
     # Stands for hidden patches in DINOv2's own training, and for nothing else.
     tensors.pop("mask_token", None)
-    with torch.device("meta"):
-        encoder = Encoder(config)
     load_tensors(encoder, tensors, source=str(path))
-    return encoder.eval()

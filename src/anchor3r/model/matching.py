@@ -140,7 +140,7 @@ class Matcher(nn.Module):
         height, width = (side * FINE_STRIDE // COARSE_STRIDE for side in current[1].shape[1:3])
         # The temperature goes onto the small side: the product has P² entries.
         scaled = current[0] * self.log_temperature.exp()
-        if not torch.is_grad_enabled() and _is_float32_on_cpu(scaled):
+        if not scaled.requires_grad and _is_float32_on_cpu(scaled):
             # One pair at a time, so that its similarities stay in the processor's cache.
             kept = None
             found = [
@@ -210,7 +210,8 @@ def cell_pixels(height: int, width: int, device: torch.device | str = "cpu") -> 
 class MatchEmbedding(nn.Module):
     """Tells patch tokens and query groups what the correlation found, and along which rays.
 
-    A patch token hears of all members of the window. The group of one member hears of all patches: what each
+    A patch token gets the matches with all members of the window. The group of one member gets those of all
+    patches: what each
     says of that member, on average, which is where a motion shows.
     """
 

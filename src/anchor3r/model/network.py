@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import radians, tan
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from anchor3r.model.cache import ImageCache, KeysValues, Memory
-from anchor3r.model.config import NetworkConfig
-from anchor3r.model.encoder import Encoder
+from anchor3r.model.checkpoints import load_tensors, read_tensors
+from anchor3r.model.config import Gauge, NetworkConfig
+from anchor3r.model.encoder import Encoder, load_dinov2
 from anchor3r.model.heads import CameraHead, DPTHead, activate_pose
 from anchor3r.model.layers import Block, RotaryTable
 from anchor3r.model.matching import ConvStem, DenseMatches, MatchEmbedding, Matcher, cell_pixels, summarise
@@ -36,7 +38,7 @@ _FRAMES_AT_ONCE = 8
 _MAX_GRID = 128
 """Most patches a side: the size of the table of rotary positions."""
 Probe = Callable[[Tensor, Tensor, Tensor | None], None]
-"""Hears of a window block's attention: query groups' queries, all keys, mask."""
+"""Called with what a window block attends with: query groups' queries, all keys, mask."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,12 @@ class WindowOutput:
 
     poses: list[Tensor]
     """(B', M, 9) a refinement round, the last is the result: member_from_anchor translation, quaternion
-    xyzw (to be normalised), vertical and horizontal field of view in radians. With the `first` gauge M = 1
-    and the pose is anchor_from_first."""
+    xyzw (to be normalised), vertical and horizontal field of view in radians. With the `first` gauge M = 1,
+    the member is the first frame and the pose is the other way round, anchor_from_first."""
     ages: Tensor
     """(B', M) how many frames before the anchor each group's frame was; -1 where there is no such frame"""
+    gauge: Gauge
+    """Which way round the poses are"""
     points: Tensor
     """(B', H / stride, W / stride, 3) in the anchor's camera frame"""
     confidence: Tensor
@@ -161,16 +165,37 @@ class Anchor3RNetwork(nn.Module):
         if isinstance(self.encoder, Encoder):
             self.encoder.gradient_checkpointing = wanted
 
+    @property
+    def encoder_parts(self) -> list[nn.Module]:
+        """What looks at images before any block does: the encoder, or the stem and its matcher."""
+        return [self.encoder] if self.config.matching is None else [self.encoder, self.matcher]
+
+    def load_encoder(self, path: Path | str) -> None:
+        """Takes the image encoder over from a file: a vision transformer from official DINOv2 weights with
+        registers, a correlation stem from a checkpoint of ours that has the same."""
+        if isinstance(self.encoder, Encoder):
+            load_dinov2(self.encoder, path)
+            return
+        tensors, _ = read_tensors(path)
+        for part, prefix in ((self.encoder, "encoder."), (self.matcher, "matcher.")):
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            load_tensors(part, own, source=str(path))
+
     def compile_parts(self, backend: str = "inductor") -> None:
         """Has `torch.compile` translate encoder and heads, which see no cache; the first step is slow."""
         for part in (self.encoder, self.camera_head, self.point_head):
             part.compile(backend=backend)
 
-    def new_cache(self, height: int, width: int, *, batch: int = 1) -> ImageCache:
-        """An empty cache for streams of this image size, on the network's device and in its dtype."""
+    def new_cache(
+        self, height: int, width: int, *, batch: int = 1, dtype: torch.dtype = torch.float32
+    ) -> ImageCache:
+        """An empty cache for streams of this image size, on the network's device.
+
+        With bfloat16 it takes half the memory; `stream` is then called under `torch.autocast`.
+        """
         rows, cols = self._grid(height, width)
-        like = self.query_tokens
-        return ImageCache(self.config, rows * cols, batch=batch, device=like.device, dtype=like.dtype)
+        device = self.query_tokens.device
+        return ImageCache(self.config, rows * cols, batch=batch, device=device, dtype=dtype)
 
     def stream(self, image: Tensor, cache: ImageCache, camera: Tensor | None = None) -> WindowOutput:
         """One step: image (B, 3, H, W) in 0–1, camera (B, 4) fx, fy, cx, cy in pixels if known."""
@@ -183,8 +208,8 @@ class Anchor3RNetwork(nn.Module):
             )
         tokens, features, detail = self._encode(image)
         cache.advance(features)
-        ages = torch.tensor(cache.ages, device=image.device)
-        patches, notes, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
+        ages = torch.tensor(cache.group_ages, device=image.device)
+        patches, member_matches, matches, pairs = tokens, None, None, ages.new_zeros((0, 3))
         if features is not None:
             slots = sorted((age, slot) for slot, age in enumerate(cache.ages) if age > 0)
             index = [(b, 0, age) for age, _ in slots for b in range(len(image))]
@@ -193,13 +218,12 @@ class Anchor3RNetwork(nn.Module):
                 torch.cat(level) for level in zip(*(cache.features(s) or [] for _, s in slots), strict=True)
             ]
             current = [level[None].expand(len(slots), *level.shape).flatten(0, 1) for level in features]
-            matches, patches, notes = self._match(tokens, current, others, pairs, camera, 1, size)
-        groups = ages if self.config.gauge == "current" else ages.new_tensor([0])
-        is_reference = (
-            groups == 0 if self.config.gauge == "current" else ages.new_ones(1) * (cache.num_steps == 1)
-        )
-        each = groups[None].expand(len(image), -1)
-        queries = self._instantiate(is_reference.bool().expand_as(each), each, notes)
+            roles = self._roles(pairs[:, 2], cache.num_steps - 1)
+            matches, patches, member_matches = self._match(
+                tokens, current, others, pairs[:, 0], roles, camera, size
+            )
+        each = ages[None].expand(len(image), -1)
+        queries = self._instantiate(self._roles(each, cache.num_steps - 1), member_matches)
         levels, pose_tokens = self._blocks(patches, queries, cache, (rows, cols))
         return self._decode(levels, pose_tokens, each, size, camera, tokens, detail, matches, pairs)
 
@@ -212,14 +236,18 @@ class Anchor3RNetwork(nn.Module):
         tokens, features, detail = self._encode(clips.flatten(0, 1))
         camera = None if cameras is None else cameras.flatten(0, 1)
         memory = ClipMemory(self.config, b, s, clips.device)
-        patches, notes, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
+        patches, member_matches, matches, pairs = tokens, None, None, memory.ages.new_zeros((0, 3))
         if features is not None:
             pairs = memory.pairs()
             anchor = pairs[:, 0] * s + pairs[:, 1]
             current = [level[anchor] for level in features]
             others = [level[anchor - pairs[:, 2]] for level in features]
-            matches, patches, notes = self._match(tokens, current, others, pairs, camera, s, size)
-        queries = self._instantiate(memory.is_reference, memory.ages, notes)
+            roles = self._roles(pairs[:, 2], pairs[:, 1])
+            matches, patches, member_matches = self._match(
+                tokens, current, others, anchor, roles, camera, size
+            )
+        time = torch.arange(s, device=clips.device).repeat(b)[:, None]
+        queries = self._instantiate(self._roles(memory.ages, time), member_matches)
         levels, pose_tokens = self._blocks(patches, queries, memory, self._grid(*size), probe)
         return self._decode(levels, pose_tokens, memory.ages, size, camera, tokens, detail, matches, pairs)
 
@@ -264,7 +292,8 @@ class Anchor3RNetwork(nn.Module):
     def _encode(self, images: Tensor) -> tuple[Tensor, list[Tensor] | None, Tensor | None]:
         """(B', 3, H, W) -> tokens (B', N, C) and, with the correlation stem, descriptors and detail."""
         if isinstance(self.encoder, ConvStem):
-            tokens, features, detail = self.encoder(images)
+            with torch.autocast(images.device.type, enabled=False):
+                tokens, features, detail = self.encoder(images)
             return tokens, features, detail
         return self.encoder(images), None, None
 
@@ -273,35 +302,49 @@ class Anchor3RNetwork(nn.Module):
         tokens: Tensor,
         current: list[Tensor],
         others: list[Tensor],
-        pairs: Tensor,
+        anchor: Tensor,
+        roles: Tensor,
         camera: Tensor | None,
-        num_frames: int,
         size: tuple[int, int],
     ) -> tuple[DenseMatches | None, Tensor, Tensor]:
-        """Matches all pairs; what they say is in the tokens (B', N, C) and, by age, in (B', W - 1, C)."""
+        """Matches all pairs; what they say is in the tokens (B', N, C) and, by role, in (B', W - 1, C).
+
+        anchor (pairs,) says which of the B' frames a pair is of, roles (pairs,) what its member is there.
+        """
         known = torch.full((len(tokens),), float(camera is not None), device=tokens.device)
         if camera is None:
             camera = default_camera(*size, device=tokens.device).expand(len(tokens), -1)
         pixels = cell_pixels(*size, device=tokens.device)
         summary = tokens.new_zeros(len(tokens), self.config.window - 1, len(pixels), 4)
         matches = None
-        if len(pairs):
-            matches = self.matcher(current, others)
-            anchor = pairs[:, 0] * num_frames + pairs[:, 1]
+        if len(anchor):
+            with torch.autocast(tokens.device.type, enabled=False):
+                matches = self.matcher(current, others)
             found = summarise(matches, pixels, camera[anchor])
-            summary = summary.index_put((anchor, pairs[:, 2] - 1), found.to(summary.dtype))
-        to_tokens, by_age = self.match_embedding(summary, camera, known, size)
-        return matches, tokens + to_tokens, by_age
+            summary = summary.index_put((anchor, roles - 1), found.to(summary.dtype))
+        to_tokens, by_role = self.match_embedding(summary, camera, known, size)
+        return matches, tokens + to_tokens, by_role
 
-    def _instantiate(self, is_reference: Tensor, ages: Tensor, by_age: Tensor | None) -> Tensor:
-        """Query groups (B', M, G, C) from the templates, for groups (B', M), with notes (B', W - 1, C)."""
-        queries = self.query_tokens[(~is_reference).long()]
+    def _roles(self, ages: Tensor, time: Tensor | int) -> Tensor:
+        """What each frame is to its anchor, the frame number `time` of its stream: 0 the reference, k > 0 a
+        source frame; -1 where there is none.
+
+        In the current gauge that is the age. In the first one's the reference is the first frame itself, to
+        every later anchor it has the oldest role, and others have their age.
+        """
+        if self.config.gauge == "current":
+            return ages
+        return torch.where((ages > 0) & (ages == time), self.config.window - 1, ages)
+
+    def _instantiate(self, roles: Tensor, by_role: Tensor | None) -> Tensor:
+        """Query groups (B', M, G, C) from the templates, for roles (B', M), with matches (B', W - 1, C)."""
+        queries = self.query_tokens[(roles != 0).long()]
         if self.config.offset_embedding:
-            queries = queries + self.age_embedding[ages.clamp(min=0)][:, :, None]
-        if by_age is not None:
-            index = (ages - 1).clamp(min=0)[..., None].expand(-1, -1, by_age.shape[-1])
-            notes = by_age.gather(1, index) * (ages > 0)[..., None]
-            queries = queries + notes[:, :, None]
+            queries = queries + self.age_embedding[roles.clamp(min=0)][:, :, None]
+        if by_role is not None:
+            index = (roles - 1).clamp(min=0)[..., None].expand(-1, -1, by_role.shape[-1])
+            embedded = by_role.gather(1, index) * (roles > 0)[..., None]
+            queries = queries + embedded[:, :, None]
         return queries
 
     def _blocks(
@@ -355,7 +398,7 @@ class Anchor3RNetwork(nn.Module):
             if camera is None:
                 camera = default_camera(*size, device=values.device).expand(len(values), -1)
             values = values * camera_rays(camera, size, stride)
-        return WindowOutput(poses, ages, values, confidence, tokens, matches, pairs)
+        return WindowOutput(poses, ages, self.config.gauge, values, confidence, tokens, matches, pairs)
 
     def _points(
         self, levels: list[Tensor], grid: tuple[int, int], size: tuple[int, int], detail: Tensor | None
@@ -382,7 +425,7 @@ class ClipMemory:
         self._config, self._batch, self._num_frames = config, batch, num_frames
         time = torch.arange(num_frames, device=device)[:, None]
         past = time - torch.arange(1, config.window, device=device)
-        if config.gauge == "first" and config.window > 1:
+        if config.gauge == "first":
             past = past.clone()
             past[:, -1] = torch.where(time[:, 0] > 0, 0, -1)
             past[:, :-1] = torch.where(past[:, :-1] > 0, past[:, :-1], -1)
@@ -392,10 +435,8 @@ class ClipMemory:
             torch.cat([torch.zeros_like(time), self._past], 1) < 0, -1
         )
         if config.gauge == "first":
-            ages = torch.zeros_like(time)
-        is_reference = ages == 0 if config.gauge == "current" else time == 0
+            ages = time
         self.ages = ages.repeat(batch, 1)
-        self.is_reference = is_reference.repeat(batch, 1)
 
     def pairs(self) -> Tensor:
         """(pairs, 3) clip, anchor frame, age of every pair of a window, within the clip."""

@@ -6,9 +6,10 @@ and refined by anybody who has the folder.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -18,15 +19,17 @@ from typing import Any, Self
 from anchor3r.errors import Anchor3RError
 from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
 from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pipeline.shortfall import REMEDIES, Gap, gaps_of
 from anchor3r.pose_graph.online import OnlineConfig
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
 from anchor3r.store import MapWriter, StoreConfig, load_map
+from anchor3r.threads import chosen_threads, limited_threads
 
 
 def map_source(
-    source: Source | str | Path,
+    source: Source | str | os.PathLike[str] | Iterable[Any],
     out: Path | str,
     settings: MapSettings | None = None,
     *,
@@ -39,7 +42,7 @@ def map_source(
     overwrite: bool = False,
     on_update: Callable[[Update], None] = lambda update: None,
 ) -> dict[str, Any]:
-    """Maps a source into the folder `out` and returns a summary (JSON).
+    """Maps a source into the folder `out` and returns a summary (JSON); an error if no frame got a pose.
 
     source: an opened source, or what `open_source` takes; of a name, start, stop, stride and camera say which
     of its frames, and what is known of the camera.
@@ -49,13 +52,11 @@ def map_source(
     """
     settings = settings or MapSettings()
     if predictor is None:
-        predictor = load_predictor(
-            settings.predictor, window=settings.window, seed=settings.seed, every=settings.every
-        )
+        predictor = predictor_of(settings)
     opened: AbstractContextManager[Source] = (
         nullcontext(source)
         if isinstance(source, Source)
-        else open_source(str(source), start=start, stop=stop, stride=stride, camera=camera)
+        else open_source(source, start=start, stop=stop, stride=stride, camera=camera)
     )
     with (
         opened as frames,
@@ -63,7 +64,23 @@ def map_source(
     ):
         for update in run:
             on_update(update)
-    return run.summary()
+    summary = run.summary()
+    if summary["failure"] is not None:
+        raise Anchor3RError(summary["failure"])
+    return summary
+
+
+def predictor_of(settings: MapSettings) -> Predictor:
+    """The predictor that settings name, as they say it is run."""
+    return load_predictor(
+        settings.predictor,
+        window=settings.window,
+        seed=settings.seed,
+        every=settings.every,
+        device=settings.device,
+        dtype=settings.dtype,
+        compile=settings.compile,
+    )
 
 
 class MappingRun:
@@ -88,6 +105,7 @@ class MappingRun:
             raise Anchor3RError("to resume keeps a map and to overwrite replaces it; choose one of them")
         settings = settings or MapSettings()
         self.source, self._predictor, self._resumes = source, predictor, resume
+        self._threads, self._limits = settings.threads, ExitStack()
         if predictor.is_ground_truth:
             _insist_on_ground_truth(source)
         config = MapperConfig(online=OnlineConfig(seed=settings.seed))
@@ -113,12 +131,26 @@ class MappingRun:
         self._started = self._ended = time.monotonic()
 
     def __enter__(self) -> Self:
+        threads = chosen_threads(self._threads, gains=self._predictor.gains_from_threads)
+        self._limits.enter_context(limited_threads(threads))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.store.__exit__(kind, error, trace)
+        with self._limits:
+            if error is not None and self.store.last_frame < 0:
+                self.store.discard()  # an empty map would only be in the way of the next attempt
+            else:
+                with nullcontext() if error is None else suppress(Anchor3RError):  # the first error is told
+                    self._keep_camera()
+                self.store.__exit__(kind, error, trace)
+
+    def _keep_camera(self) -> None:
+        """What the predictor believes of the camera: summary, reports and exports take it from the map."""
+        camera = self._predictor.estimated_camera()
+        if camera is not None and self.store.last_pose() is not None:
+            self.store.write_meta(camera=camera)
 
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
@@ -132,20 +164,31 @@ class MappingRun:
         """What is in the map now, and how this run went (JSON)."""
         seconds = self._ended - self._started
         with load_map(self.store.folder) as scene_map:
-            counts, meta = scene_map.counts(), scene_map.meta
+            counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
             "predictor": meta["identity"]["predictor"],
             "ground_truth_predictor": meta["ground_truth_predictor"],
             **asdict(counts),
-            "camera": self._predictor.estimated_camera(),
+            "without_pose": [asdict(gap) for gap in gaps],
+            "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
+            "camera": meta.get("camera"),
             "skipped": self.source.skipped,
             "seconds": round(seconds, 3),
             "frames_per_second": round(self.num_updates / seconds, 2) if seconds else 0.0,
             "resumed_after": self.last_stored if self._resumes and self.last_stored >= 0 else None,
             "replay_is_exact": self.store.replay_is_exact,
         }
+
+
+def _failure(uri: str, gaps: Sequence[Gap]) -> str:
+    """Why there is no map, and what to do."""
+    if not gaps:
+        return f"{uri} gave no frame; nothing was mapped"
+    gap = gaps[0]
+    counted = "the one frame" if gap.num_frames == 1 else f"any of the {gap.num_frames} frames"
+    return f"no pose was found for {counted} of {uri} ({gap.cause}): {REMEDIES[gap.cause]}"
 
 
 def identity_of(source: Source, predictor: Predictor, config: MapperConfig) -> dict[str, Any]:

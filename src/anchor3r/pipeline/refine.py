@@ -6,6 +6,7 @@ solving, needs neither images nor predictor. Online poses stay as they are; the 
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,13 +22,13 @@ from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source
-from anchor3r.store import OFFLINE, Loop, LoopState, Map, MapWriter, load_map
-from anchor3r.trajectory import Trajectory
+from anchor3r.store import OFFLINE, ONLINE, Loop, LoopState, Map, MapWriter, load_map
+from anchor3r.threads import chosen_threads, limited_threads
 
 LOOPS_CSV = "loops.csv"
 Progress = Callable[[str, int, int], None]
@@ -66,6 +67,7 @@ def refine_map(
     folder: Path | str,
     settings: RefineSettings | None = None,
     *,
+    name: str = OFFLINE,
     config: RefineConfig | None = None,
     predictor: Callable[[], Predictor] | None = None,
     read_frame: FrameReader | None = None,
@@ -74,35 +76,60 @@ def refine_map(
 ) -> dict[str, Any]:
     """Refines a map in place and returns a summary (JSON).
 
+    name: what the refined poses are called, beside the online ones and those of other refinements; poses of
+    the same name are replaced. `Map.refinement(name)` tells how they were made.
     predictor: loads what measures loops, called only if there is something to measure; by default it loads
     what the settings name, or what the map was made with.
     read_frame: where images come from; by default the map's own copies, or its source if it keeps none.
     """
     settings, choices = settings or RefineSettings(), choices or LoopChoices()
+    _insist_on_name(name)
     clock = _Clock()
     with ExitStack() as stack:
+        stack.enter_context(limited_threads(chosen_threads(settings.threads)))
         source = None if read_frame else stack.enter_context(_source_if_no_images(Path(folder)))
         writer = stack.enter_context(MapWriter.open(folder))
         scene_map = stack.enter_context(load_map(folder))
         read_frame = read_frame or (scene_map.frame if source is None else source.read)
         if not len(scene_map.trajectory()):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
-        searched = False
+        number, searched = None, False
+        config = config or RefineConfig()
         if settings.loops:
-            search = _LoopSearch(
-                scene_map, writer, settings, config or RefineConfig(), read_frame, progress, clock
-            )
-            searched = search.ensure(predictor or _loader(scene_map, settings), choices)
+            search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
+            number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
-            loops = _with_choices(scene_map, choices) if settings.loops else []
-            solution = _solution(scene_map, loops, settings)
+            loops = [] if number is None else _with_choices(scene_map, number, choices)
+            solution = _solution(scene_map, number, loops, settings)
         with clock.stage("writing"):
-            online = scene_map.trajectory()
-            summary = _summary(scene_map, online, solution, settings) | {"loops_searched": searched}
-            writer.write_refinement(OFFLINE, solution.trajectory, solution.loops, refinement=summary)
+            summary = _summary(scene_map, name, solution, settings) | {
+                "loops_searched": searched,
+                "last_frame": writer.last_frame,
+            }
+            writer.write_refinement(
+                name,
+                solution.trajectory,
+                solution.loops,
+                search=number,
+                settings=asdict(settings) | {"config": asdict(config)},
+                summary=summary,
+            )
             if settings.loops:
-                write_loops_csv(writer.folder / LOOPS_CSV, solution.loops)
+                write_loops_csv(writer.folder / loops_csv(name), solution.loops)
     return summary | {"seconds": clock.seconds}
+
+
+def loops_csv(name: str) -> str:
+    """The file in a map's folder that lists the loops of a refinement."""
+    return LOOPS_CSV if name == OFFLINE else f"loops-{name}.csv"
+
+
+def _insist_on_name(name: str) -> None:
+    if name == ONLINE or not re.fullmatch(r"[\w.-]+", name):
+        raise Anchor3RError(
+            f"refined poses cannot be called {name!r}: choose a name of letters, digits, '.', '-' and '_', "
+            f"other than {ONLINE}"
+        )
 
 
 @contextmanager
@@ -120,7 +147,7 @@ def _loader(scene_map: Map, settings: RefineSettings) -> Callable[[], Predictor]
 
     def load() -> Predictor:
         if settings.predictor is not None:
-            return load_predictor(settings.predictor)
+            return load_predictor(settings.predictor, device=settings.device)
         loaded_as = scene_map.meta.get("loaded_as")
         if loaded_as is None:
             made_with = scene_map.meta.get("identity", {}).get("predictor")
@@ -128,7 +155,7 @@ def _loader(scene_map: Map, settings: RefineSettings) -> Callable[[], Predictor]
                 f"{scene_map.folder} does not say how to load what it was made with ({made_with}); "
                 "name one: RefineSettings(predictor=…), on the command line --predictor"
             )
-        return load_predictor(**loaded_as)
+        return load_predictor(**loaded_as, device=settings.device)
 
     return load
 
@@ -160,41 +187,43 @@ class _LoopSearch:
         clock: _Clock,
     ) -> None:
         self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
+        self._predictor = settings.predictor
         self._retrieval = replace(config.retrieval, top_k=settings.top_k)
-        self._reinsertion = config.reinsertion
+        self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
         has_tokens = len(scene_map.descriptors()[0]) > 0
         self._descriptor = settings.descriptor or (TOKENS if has_tokens else GRADIENTS)
 
-    def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices) -> bool:
-        """Measures loops unless those in the map are of this very search; True if it did."""
-        known = self._map.meta.get("loop_search", {})
+    def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:
+        """Measures loops unless the map has those of this very search; its number, and whether it did.
+
+        Verdicts by hand are about the loops of the refinement of that name.
+        """
         if choices.accept or choices.reject:
-            if not known.get("complete"):
-                raise Anchor3RError(f"{self._map.folder} has no loops to judge; refine it once without that")
-            return False
-        wanted = self._identity()
-        is_same = known.get("identity") == wanted and not choices.redo
-        if is_same and known["complete"]:
-            return False
-        if not is_same:
-            self._writer.write_loops([])
-            self._writer.write_meta(loop_search={"identity": wanted, "complete": False})
-        self._measure(predictor)
-        self._writer.write_meta(loop_search={"identity": wanted, "complete": True})
-        return True
+            earlier = [r.search for r in self._map.refinements() if r.name == name and r.search is not None]
+            if not earlier:
+                raise Anchor3RError(
+                    f"{self._map.folder} has no loops of '{name}' to judge; refine it once without that"
+                )
+            return earlier[0], False
+        search, complete = self._writer.begin_search(self._identity(), anew=choices.redo)
+        if not complete:
+            self._measure(predictor, search)
+            self._writer.finish_search(search)
+        return search, not complete
 
     def _identity(self) -> dict[str, Any]:
         return {
             "last_frame": self._writer.last_frame,
+            "predictor": self._predictor,
             "descriptor": self._descriptor,
             "keyframe_interval": self._interval,
             "retrieval": asdict(self._retrieval),
             "reinsertion": asdict(self._reinsertion),
         }
 
-    def _measure(self, load: Callable[[], Predictor]) -> None:
+    def _measure(self, load: Callable[[], Predictor], search: int) -> None:
         """Measures every match that has no event in the store yet, as after an interruption."""
         with self._clock.stage("loading"):
             predictor = load()
@@ -202,17 +231,19 @@ class _LoopSearch:
         min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):
             matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
-        done = {loop.event for loop in self._map.loops()}
+        done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
         reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
         frames = self._online.frames
-        with self._clock.stage("loops"):
-            for event in range(len(matches)):
-                self._progress("loops", event, len(matches))
-                if event in done:
+        threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
+        with self._clock.stage("loops"), limited_threads(threads):
+            for k in range(len(matches)):
+                self._progress("loops", k, len(matches))
+                query, match = int(frames[matches.query[k]]), int(frames[matches.match[k]])
+                if (query, match) in done:
                     continue
-                query, match = int(frames[matches.query[event]]), int(frames[matches.match[event]])
-                found = reinsertion.measure(event, query, match, float(matches.similarity[event]))
-                self._writer.add_loop(*found)
+                event = self._writer.next_event()
+                found = reinsertion.measure(event, query, match, float(matches.similarity[k]))
+                self._writer.add_loop(*found, search)
             self._progress("loops", len(matches), len(matches))
 
     def _keyframes(self) -> Keyframes:
@@ -243,45 +274,48 @@ class _LoopSearch:
         )
 
 
-def _with_choices(scene_map: Map, choices: LoopChoices) -> list[Loop]:
+def _with_choices(scene_map: Map, search: int, choices: LoopChoices) -> list[Loop]:
     """The events with what the user says of them; earlier verdicts by hand stay until there are new ones."""
-    loops, folder = scene_map.loops(), scene_map.folder
+    loops, folder = scene_map.search_loops(search), scene_map.folder
     known = {loop.event for loop in loops}
     if unknown := sorted({*choices.accept, *choices.reject} - known):
         raise Anchor3RError(
             f"{folder} has no loop event {', '.join(map(str, unknown))}; {folder / LOOPS_CSV} lists "
             f"those there are ({len(known)})"
         )
-    if empty := sorted(set(choices.accept) - set(scene_map.loop_groups().values())):
+    if empty := sorted(set(choices.accept) - set(scene_map.search_graph(search)[1].values())):
         raise Anchor3RError(f"loop events {empty} of {folder} cannot be accepted: nothing was measured there")
     by_hand = dict.fromkeys(choices.accept, LoopState.ACCEPTED_BY_HAND)
     by_hand |= dict.fromkeys(choices.reject, LoopState.REJECTED_BY_HAND)
     return [replace(loop, state=by_hand.get(loop.event, loop.state)) for loop in loops]
 
 
-def _solution(scene_map: Map, loops: list[Loop], settings: RefineSettings) -> Solution:
-    graph, online = scene_map.graph(rejected_loops=True), scene_map.trajectory()
+def _solution(scene_map: Map, search: int | None, loops: list[Loop], settings: RefineSettings) -> Solution:
+    graph, event_of_group = scene_map.search_graph(search)
     return solve(
         graph,
-        online,
+        scene_map.trajectory(),
         loops,
-        event_of_group=scene_map.loop_groups(),
-        left_out={loop.event for loop in loops if loop.state.is_left_out},
+        event_of_group=event_of_group,
+        left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
         vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
         scale=settings.scale,
     )
 
 
-def _summary(
-    scene_map: Map, online: Trajectory, solution: Solution, settings: RefineSettings
-) -> dict[str, Any]:
-    refined = solution.trajectory
+def _is_left_out(loop: Loop, method: Method) -> bool:
+    """Whether an event is not put to the pose graph; the paper's averaging takes all that the user allows."""
+    return loop.state is LoopState.REJECTED_BY_HAND if method == "paper" else loop.state.is_left_out
+
+
+def _summary(scene_map: Map, name: str, solution: Solution, settings: RefineSettings) -> dict[str, Any]:
+    refined, online = solution.trajectory, scene_map.trajectory()
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
     return {
         "map": str(scene_map.folder),
-        "poses": OFFLINE,
+        "poses": name,
         "ground_truth_predictor": bool(scene_map.meta.get("ground_truth_predictor")),
         "frames": len(refined),
         "components": len(np.unique(refined.component)),

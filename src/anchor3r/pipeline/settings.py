@@ -7,8 +7,9 @@ from typing import Literal
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
+from anchor3r.predictors.interface import Dtype
 
-Method = Literal["joint", "paper"]
+Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 
 
@@ -23,10 +24,19 @@ class MapSettings:
     """Frames in a window; the predictor's own number if not given."""
     every: int = 1
     """With vggt:PATH, one frame out of so many is an anchor; its window places those before it."""
+    device: str = "auto"
+    """Where a network runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
+    dtype: Dtype = "auto"
+    """Precision of a network's backbone and cache: auto is bfloat16 on a GPU that computes in it and float32
+    elsewhere. Half the memory; heads stay in float32."""
+    compile: bool = False
+    """Have torch.compile translate a network's encoder and heads: a minute at the start, faster after it."""
     keep_images: bool = True
     """Keep a small JPEG of every frame, for loop closure and viewing."""
     seed: int = 0
     """Seed of every random choice."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +46,8 @@ class RefineSettings:
     loops: bool = True
     """Look for places that were seen before and close the loops."""
     method: Method = "joint"
-    """joint solves rotations, positions and scales together; paper averages rotations first."""
+    """joint solves rotations, positions and scales together; decoupled averages rotations first, then
+    positions; paper is Algorithm 2 of the paper to the letter: one scale, and no verification of loops."""
     scale: ScaleModel | None = None
     """One scale for the whole map, or one for each window; free if not given and the predictor measured how
     its scale changes."""
@@ -49,6 +60,10 @@ class RefineSettings:
     or netvlad:PATH (public Pittsburgh weights). Tokens if the map has them."""
     predictor: str | None = None
     """What measures loops; the predictor that the map was made with if not given."""
+    device: str = "auto"
+    """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
+    threads: int | None = None
+    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
     def __post_init__(self) -> None:
         for name in ("keyframe_interval", "top_k"):

@@ -1,4 +1,4 @@
-"""From a map's edges to its refined poses: which loop events take part, one of two solvers, one trajectory.
+"""From a map's edges to its refined poses: which loop events take part, one of three solvers, one trajectory.
 
 Groups of one loop event are judged one by one by the graph engine; here they stand and fall together.
 """
@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
-from anchor3r.pose_graph.averaging.positions import average_positions
-from anchor3r.pose_graph.averaging.rotations import average_rotations
-from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_unit
+from anchor3r.pipeline.settings import Method
+from anchor3r.pose_graph.averaging.motion import average_motion, average_motion_as_published
+from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
@@ -40,9 +41,9 @@ _STATES = {
 }
 """What the graph's verdicts mean for a loop; one that the user vouches for stays accepted by hand."""
 _TOLD = 5.0
-"""Change of unit expected from frame to frame, over the spread with which the predictor measures it."""
+"""Change of scale expected from frame to frame, over the spread with which the predictor measures it."""
 _LEAST_WALK = 0.1
-"""The same at least, however little units seem to change: a predictor whose windows agree may still drift."""
+"""The same at least, however little scales seem to change: windows that agree may still drift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +75,13 @@ def solve(
     event_of_group: Mapping[int, int],
     left_out: Collection[int] = (),
     vouched: Collection[int] = (),
-    method: Literal["joint", "paper"] = "joint",
+    method: Method = "joint",
     scale: Scale | None = None,
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
     online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
-    believed. scale None: free where window edges carry measured ratios of units.
+    accepted. scale None: free where window edges carry measured ratios of scales.
     """
     event_of = np.full(graph.num_groups, -1)
     if event_of_group:
@@ -89,9 +90,10 @@ def solve(
     edges = graph.edges
     edges = edges.select((event_of < 0)[edges.group] | wanted[edges.group])
     if scale is None:
-        scale = "free" if np.isfinite(edges.log_scale_ratio).any() else "fixed"
+        measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
+        scale = "free" if measured else "fixed"
     vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
-    solver = _joint if method == "joint" else _rotations_first
+    solver = _SOLVERS[method]
     found: dict[int, EventVerdict] = {}
     while True:
         solved = solver(edges, online, scale, vouched_groups)
@@ -99,8 +101,16 @@ def solve(
         if not halved:
             break
         edges = edges.select(~np.isin(event_of[edges.group], list(halved)))
-    accepted = {event for event, verdict in found.items() if verdict.accepted}
-    used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(accepted)))
+    taken = {event for event, verdict in found.items() if verdict.accepted}
+    if method == "paper":
+        taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
+        loops = [
+            replace(loop, state=LoopState.UNVERIFIED)
+            if loop.event in taken and not loop.state.is_by_hand
+            else loop
+            for loop in loops
+        ]
+    used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(taken)))
     return Solution(
         trajectory=_trajectory(online, edges, used, solved),
         loops=[_judged(loop, found.get(loop.event)) for loop in loops],
@@ -114,17 +124,17 @@ def _collect(verdicts: EventVerdicts | None, event_of: Int, found: dict[int, Eve
     if verdicts is None:
         return set()
     accepted: set[int] = set()
-    heard: dict[int, EventVerdict] = {}
+    worst_of: dict[int, EventVerdict] = {}
     for k in range(len(verdicts)):
         verdict = verdicts[k]
         event = int(event_of[verdict.group])
         if verdict.accepted:
             accepted.add(event)
-        worst = heard.get(event)
+        worst = worst_of.get(event)
         if worst is None or (worst.accepted, -worst.excess) > (verdict.accepted, -verdict.excess):
-            heard[event] = verdict
-    found |= heard
-    return {event for event, verdict in heard.items() if event in accepted and not verdict.accepted}
+            worst_of[event] = verdict
+    found |= worst_of
+    return {event for event, verdict in worst_of.items() if event in accepted and not verdict.accepted}
 
 
 def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
@@ -137,20 +147,20 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
 
 
 def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    graph = MotionGraph.from_edges(edges)
+    graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
-    config = RefineConfig(scale=scale, scales=_expected_units(edges))
+    config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(graph, start, config, vouched=vouched)
     return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
 
 
-def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    """The paper's way: loops are judged, then rotations are averaged, then positions."""
+def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    """Rotations first, then positions: scales are averaged and loops verified before."""
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
-        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_units(edges))
-        edges = in_one_unit(edges, log_scale, topology)
+        log_scale, _ = average_scales(MotionGraph(edges), _expected_scales(edges))
+        edges = in_one_scale(edges, log_scale, topology)
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):
         odometry = estimate_trajectory(edges, topology=topology)
@@ -158,20 +168,28 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
         cut = np.isin(edges.group, verdicts.rejected_groups())
         edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
         topology = topology_of(edges)
-    start = np.searchsorted(online.frames, topology.frames)
-    rotation, rotation_report = average_rotations(edges, online.rotation[start], topology=topology)
-    center, report = average_positions(edges, rotation, online.center[start], topology=topology)
-    report = replace(
-        report,
-        cpu_seconds=report.cpu_seconds + rotation_report.cpu_seconds,
-        details=report.details | {"rotations": rotation_report.as_dict()},
-    )
-    poses = SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
+    poses, report = average_motion(edges, start, topology=topology)
     return _Solved(poses, log_scale, verdicts, report)
 
 
-def _expected_units(edges: Edges) -> ScaleConfig:
-    """A predictor that measures how its unit changes counts for more than that units hardly change."""
+def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+    """Algorithm 2 of the paper: every edge of every loop takes part, in one scale."""
+    if scale == "free":
+        raise Anchor3RError(
+            "method paper has one scale for the whole map; choose scale fixed, or method joint or decoupled"
+        )
+    topology = topology_of(edges)
+    start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
+    poses, report = average_motion_as_published(edges, start, topology=topology)
+    return _Solved(poses, np.zeros(len(topology.frames)), None, report)
+
+
+_SOLVERS = {"joint": _joint, "decoupled": _decoupled, "paper": _as_published}
+
+
+def _expected_scales(edges: Edges) -> ScaleConfig:
+    """A predictor that measures how its scale changes counts for more than that scales hardly change."""
     config = ScaleConfig()
     told = edges.log_scale_sigma[(edges.kind == EdgeKind.WINDOW) & (edges.log_scale_sigma > 0)]
     if not len(told):

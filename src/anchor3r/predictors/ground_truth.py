@@ -106,7 +106,7 @@ class GroundTruthPredictor(Predictor):
             member_from_anchor_translation=member_from_anchor.translation
             + self.config.translation_fraction * length * noise[:, 1],
             confidence=np.ones(len(indices)),
-            points_in_anchor=_point_map(anchor, self.config.max_grid_side),
+            points_in_anchor=point_map_of(anchor, self.config.max_grid_side),
             intrinsics=anchor.intrinsics,
         )
 
@@ -140,7 +140,7 @@ def _true_pose(frame: Frame) -> SE3:
     return SE3(pose.rotation.astype(np.float64), pose.translation.astype(np.float64))
 
 
-def _point_map(frame: Frame, max_side: int) -> NDArray[np.float32] | None:
+def point_map_of(frame: Frame, max_side: int) -> NDArray[np.float32] | None:
     """(h, w, 3) from depth, sampled at the middle of each grid cell."""
     if frame.depth_m is None or frame.intrinsics is None:
         return None

@@ -1,14 +1,15 @@
-"""What predictors share around images: sizes that a patch-based network takes, and OpenCV's threads."""
+"""Images and cameras for networks: sizes in whole patches, and cameras from fields of view."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from anchor3r.geometry import Pinhole
+
+_MIN_FOV_RAD, _MAX_FOV_RAD = 0.02, 3.0
+"""Fields of view beyond these are no camera's but a network's that is lost; the points stay finite."""
 
 
 def patch_aligned_size(height: int, width: int, *, long_side: int, patch_size: int) -> tuple[int, int]:
@@ -29,15 +30,9 @@ def fit_to_patches(image: NDArray[np.uint8], *, long_side: int, patch_size: int)
     return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
 
 
-@contextmanager
-def single_threaded_opencv() -> Iterator[None]:
-    """Has OpenCV use one thread inside: on images of some thousand pixels more cost longer than they save.
-
-    The number of threads belongs to the process, and is put back in the end.
-    """
-    num_threads = cv2.getNumThreads()
-    cv2.setNumThreads(1)
-    try:
-        yield
-    finally:
-        cv2.setNumThreads(num_threads)
+def camera_from_fov(vertical_rad: float, horizontal_rad: float, height: int, width: int) -> Pinhole:
+    """The camera that sees these angles, its principal point in the middle of the image."""
+    tan_v, tan_h = np.tan(np.clip([vertical_rad, horizontal_rad], _MIN_FOV_RAD, _MAX_FOV_RAD) / 2)
+    return Pinhole(
+        float(width / 2 / tan_h), float(height / 2 / tan_v), (width - 1) / 2, (height - 1) / 2, width, height
+    )

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
+
+Dtype = Literal["auto", "float32", "bfloat16"]
+"""Precision of a network's backbone and cache; its heads and correlations are float32 always."""
 
 
 class WindowStatus(StrEnum):
@@ -60,7 +63,8 @@ class WindowPrediction:
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None
-    """(h, w)"""
+    """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; None if all
+    are as sure as can be."""
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0
@@ -83,6 +87,8 @@ class Predictor(Protocol):
 
     loaded_as: dict[str, Any] | None = None
     """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
+    gains_from_threads: bool = False
+    """Whether its arithmetic is large enough to be spread over all cores; else one thread is faster."""
     is_ground_truth: bool = False
     """Whether its measurements are the source's ground truth, so that a map is no reconstruction."""
 
@@ -113,7 +119,8 @@ class Predictor(Protocol):
 
         "stated" says whether the source knew the camera; "focal_px" and "focal_sigma_px" are the focal length
         and its standard deviation in pixels of the source's images; "determined" is false where what was seen
-        does not tell the focal length; "k1" and "k2" are the radial distortion.
+        does not tell the focal length; "k1", "k2", "k1_sigma" and "k2_sigma" are the radial distortion and
+        its standard deviations.
         """
         return None
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.predictors.interface import Predictor
+from anchor3r.model import TINY_WEIGHTS
+from anchor3r.predictors.interface import Dtype, Predictor
 
-TINY_WEIGHTS = Path(__file__).parents[1] / "model" / "weights" / "tiny.safetensors"
-"""The network that ships with the package."""
 AUTO = "features"
 AUTO_REASON = "it measured better than the tiny network on worlds and on real video (docs/models/tiny.md)"
 """What "auto" is and why; to be measured anew whenever either of the two changes."""
@@ -19,7 +18,14 @@ _KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:D
 
 
 def load_predictor(
-    name: str = "auto", *, window: int | None = None, seed: int = 0, every: int = 1
+    name: str = "auto",
+    *,
+    window: int | None = None,
+    seed: int = 0,
+    every: int = 1,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+    compile: bool = False,
 ) -> Predictor:
     """Builds the predictor of a name; `window` None is the predictor's own, `every` is VGGT's alone.
 
@@ -28,25 +34,31 @@ def load_predictor(
     window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
     """
     name = AUTO if name == "auto" else name
-    predictor = _built(name, window, seed, every)
-    predictor.loaded_as = {"name": _absolute(name), "window": window, "seed": seed, "every": every}
+    run_on = {"device": device, "dtype": dtype, "compile": compile}
+    predictor = _built(name, window, seed, every, run_on)
+    # On which device, and whether compiled, belongs to the machine: another one has others.
+    predictor.loaded_as = {
+        "name": _absolute(name), "window": window, "seed": seed, "every": every, "dtype": dtype,
+    }  # fmt: skip
     return predictor
 
 
-def _built(name: str, window: int | None, seed: int, every: int) -> Predictor:
+def _built(name: str, window: int | None, seed: int, every: int, run_on: dict[str, Any]) -> Predictor:
     kind, _, argument = name.partition(":")
-    if kind == "ground-truth":
-        return _ground_truth(argument, window, seed)
     if kind == "vggt" and argument:
-        return _vggt(Path(argument), window, every)
+        return _vggt(Path(argument), window, every, run_on)
     if every != 1:
         raise Anchor3RError(f"--every {every} is for vggt:PATH; {name!r} takes every frame as anchor")
+    if name == "tiny" or Path(name).is_file():
+        return _network(TINY_WEIGHTS if name == "tiny" else Path(name), window, run_on)
+    if run_on["device"] not in ("auto", "cpu") or run_on["dtype"] == "bfloat16" or run_on["compile"]:
+        raise Anchor3RError(
+            f"--device, --dtype and --compile are for networks; {name!r} has none and runs on the CPU"
+        )
+    if kind == "ground-truth":
+        return _ground_truth(argument, window, seed)
     if name == "features":
         return _features(window)
-    if name == "tiny":
-        return _network(TINY_WEIGHTS, window)
-    if Path(name).is_file():
-        return _network(Path(name), window)
     raise Anchor3RError(f"there is no predictor {name!r}, nor a file of that name; there are: {_KNOWN}")
 
 
@@ -68,7 +80,7 @@ def weights_file(name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _network(checkpoint: Path, window: int | None) -> Predictor:
+def _network(checkpoint: Path, window: int | None, run_on: dict[str, Any]) -> Predictor:
     if not checkpoint.is_file():
         raise Anchor3RError(
             f"this installation lacks the weights of the tiny network ({checkpoint}); "
@@ -76,24 +88,37 @@ def _network(checkpoint: Path, window: int | None) -> Predictor:
         )
     from anchor3r.predictors.network.predictor import NetworkPredictor
 
-    return NetworkPredictor.load(checkpoint, window=window)
+    return NetworkPredictor.load(
+        checkpoint,
+        window=window,
+        device=run_on["device"],
+        dtype=run_on["dtype"],
+        compile_parts=run_on["compile"],
+    )
 
 
-def _vggt(checkpoint: Path, window: int | None, every: int) -> Predictor:
+def _vggt(checkpoint: Path, window: int | None, every: int, run_on: dict[str, Any]) -> Predictor:
+    if run_on["compile"]:
+        raise Anchor3RError("--compile is for our own networks; vggt:PATH runs as it is")
     from anchor3r.predictors.vggt import VGGTPredictor, VGGTPredictorConfig
 
     try:
         config = VGGTPredictorConfig(every=every, **_given(window=window))
     except ValueError as error:
         raise Anchor3RError(str(error)) from error
-    return VGGTPredictor.load(checkpoint, config)
+    return VGGTPredictor.load(checkpoint, config, device=run_on["device"], dtype=run_on["dtype"])
 
 
 def _features(window: int | None) -> Predictor:
     from anchor3r.predictors.features.config import FeaturesConfig
     from anchor3r.predictors.features.predictor import FeaturesPredictor
 
-    return FeaturesPredictor(FeaturesConfig(**_given(window=window)))
+    try:
+        config = FeaturesConfig(**_given(window=window))
+    except ValueError as error:
+        largest = FeaturesConfig.memory + 1
+        raise Anchor3RError(f"--window {window}: features takes windows of 3 to {largest} frames") from error
+    return FeaturesPredictor(config)
 
 
 def _ground_truth(argument: str, window: int | None, seed: int) -> Predictor:

@@ -20,11 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.geometry import SE3, rotation_from_quat
 from anchor3r.model.checkpoints import file_digest
+from anchor3r.model.memory import window_bytes
 from anchor3r.model.vggt import VGGT, load_vggt
-from anchor3r.predictors.images import fit_to_patches
-from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
+from anchor3r.predictors.confidence import from_learned
+from anchor3r.predictors.devices import (
+    backbone_precision,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+    require_memory,
+)
+from anchor3r.predictors.images import camera_from_fov, fit_to_patches
+from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction, WindowStatus
 from anchor3r.robust import mad_sigma
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -121,17 +130,24 @@ def log_scale_ratio(
 class VGGTPredictor(Predictor):
     """Measures windows of a stream with VGGT."""
 
+    gains_from_threads = True
+
     def __init__(
         self,
         model: VGGT,
         config: VGGTPredictorConfig,
         *,
-        device: torch.device | str | None = None,
+        device: str = "auto",
+        dtype: Dtype = "auto",
         name: str = "vggt",
         digest: str | None = None,
     ) -> None:
-        """`device` None is a GPU if there is one; `digest` is that of the file of weights."""
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        """`digest` is that of the file of weights."""
+        self._device = choose_device(device)
+        self._dtype = choose_dtype(dtype, self._device)
+        if self._device.type != "cpu":
+            weights = sum(parameter.nbytes for parameter in model.parameters())
+            require_memory(weights, self._device, f"{name} (its weights alone)")
         self._model = model.to(self._device).eval()
         self._config = config
         self._name, self._digest = name, digest
@@ -139,11 +155,11 @@ class VGGTPredictor(Predictor):
 
     @staticmethod
     def load(
-        path: Path | str, config: VGGTPredictorConfig, *, device: torch.device | str | None = None
+        path: Path | str, config: VGGTPredictorConfig, *, device: str = "auto", dtype: Dtype = "auto"
     ) -> VGGTPredictor:
         """From a file of weights."""
         model, digest = load_vggt(path), file_digest(path)
-        return VGGTPredictor(model, config, device=device, name=f"vggt:{path}", digest=digest)
+        return VGGTPredictor(model, config, device=device, dtype=dtype, name=f"vggt:{path}", digest=digest)
 
     @property
     def name(self) -> str:
@@ -155,7 +171,7 @@ class VGGTPredictor(Predictor):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"weights": self._digest, **asdict(self._config)}
+        return {"weights": self._digest, "dtype": dtype_name(self._dtype), **asdict(self._config)}
 
     def reset(self) -> None:
         self._views: deque[_EncodedFrame] = deque(maxlen=self._config.window)
@@ -163,7 +179,10 @@ class VGGTPredictor(Predictor):
         self._depth_maps: dict[int, DepthMap] = {}
 
     def step(self, frame: Frame) -> WindowPrediction:
-        view = self._view(frame.index, self._fit(frame))
+        image = self._fit(frame)
+        if not self._num_steps:
+            self._require_memory(image)
+        view = self._view(frame.index, image)
         _check_same_size([*self._views, view])
         self._views.append(view)
         self._num_steps += 1
@@ -194,6 +213,13 @@ class VGGTPredictor(Predictor):
         self._num_steps, self._depth_maps = restored.num_steps, restored.depth_maps
         self._views.extend(self._view(index, image) for index, image in restored.images.items())
 
+    def _require_memory(self, image: NDArray[np.uint8]) -> None:
+        config, (height, width) = self._config, image.shape[:2]
+        num_dense = min(config.window, 2 * config.scale_frames)
+        needed = window_bytes(self._model.config, height, width, config.window, num_dense, self._dtype)
+        purpose = f"a window of {config.window} frames of {width}×{height} pixels through {self._name}"
+        require_memory(needed, self._device, purpose)
+
     def _fit(self, frame: Frame) -> NDArray[np.uint8]:
         patch_size = self._model.config.patch_size
         return fit_to_patches(frame.image, long_side=self._config.long_side, patch_size=patch_size)
@@ -202,7 +228,7 @@ class VGGTPredictor(Predictor):
     def _view(self, index: int, image: NDArray[np.uint8]) -> _EncodedFrame:
         """Encodes one image by itself, so that its tokens are the same bits whenever it is encoded."""
         pixels = torch.tensor(image, device=self._device)
-        with self._backbone_precision():
+        with backbone_precision(self._device, self._dtype):
             tokens = self._model.encode(pixels.permute(2, 0, 1)[None].float() / 255)
         return _EncodedFrame(index=index, image=image, tokens=tokens[0])
 
@@ -211,7 +237,7 @@ class VGGTPredictor(Predictor):
         """Runs a window, anchor first, with the depth head on the anchor and on the frames `depth_of`."""
         model, (height, width) = self._model, views[0].image.shape[:2]
         grid = model.aggregator.patch_embed.grid(height, width)
-        with self._backbone_precision():
+        with backbone_precision(self._device, self._dtype):
             layers = model.aggregate(torch.stack([v.tokens for v in views])[None], grid)
         pose_enc = model.cameras(layers)[0].double().cpu().numpy()
         dense = [k for k, v in enumerate(views) if k == 0 or v.index in depth_of]
@@ -219,10 +245,6 @@ class VGGTPredictor(Predictor):
         maps = zip(dense, depth[0, ..., 0].cpu().numpy(), confidence[0].cpu().numpy(), strict=True)
         depth_maps = {views[k].index: DepthMap(depth=d, confidence=c) for k, d, c in maps}
         return _Measured(_assemble(anchor, views, pose_enc, depth_maps[anchor.index]), depth_maps)
-
-    def _backbone_precision(self) -> torch.autocast:
-        """bfloat16 on a GPU; the heads go back to float32 by themselves."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
 
 
 def _assemble(
@@ -245,18 +267,9 @@ def _assemble(
         member_from_anchor_translation=member_from_anchor.translation.astype(np.float64),
         confidence=np.ones(len(views) - 1),
         points_in_anchor=camera.unproject_map(depth_map.depth).astype(np.float32),
-        points_confidence=depth_map.confidence,
+        points_confidence=from_learned(depth_map.confidence),
         intrinsics=camera.resized(anchor.image.shape[1], anchor.image.shape[0]),
         descriptor=(descriptor / descriptor.norm()).cpu().numpy(),
-    )
-
-
-def camera_from_fov(vertical_fov: float, horizontal_fov: float, height: int, width: int) -> Pinhole:
-    """The camera that sees these angles (rad), its principal point in the middle of the image."""
-    # An angle out of this range is no camera's but a network's that is lost; the points stay finite.
-    tan_v, tan_h = np.tan(np.clip([vertical_fov, horizontal_fov], 0.02, 3.0) / 2)
-    return Pinhole(
-        float(width / 2 / tan_h), float(height / 2 / tan_v), (width - 1) / 2, (height - 1) / 2, width, height
     )
 
 

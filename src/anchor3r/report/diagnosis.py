@@ -21,8 +21,8 @@ class DiagnosisConfig:
 
     sampled_frames: int = 300
     """Frames whose points are looked at, evenly chosen from more."""
-    unit_jump: float = 1.2
-    """Change of the unit between neighbouring frames, as a factor."""
+    scale_jump: float = 1.2
+    """Change of the scale between neighbouring frames, as a factor."""
     step_jump: float = 6.0
     """Step of the camera, as a multiple of the median of the steps around it."""
     steps_around: int = 31
@@ -89,12 +89,12 @@ def residuals_of(graph: MotionGraph, trajectory: Trajectory) -> Residuals:
     )
 
 
-def survey_of(source: Map, frames: NDArray[np.int64], config: DiagnosisConfig) -> Survey:
+def survey_of(scene_map: Map, frames: NDArray[np.int64], config: DiagnosisConfig) -> Survey:
     """Looks at the points of some of the frames."""
     sampled = frames[:: max(1, -(-len(frames) // config.sampled_frames))]
     counts, confidence = [], []
     for frame in sampled.tolist():
-        point_map = source.points(frame)
+        point_map = scene_map.points(frame)
         found = np.empty(0, np.float32)
         if point_map is not None:
             found = point_map.confidence[np.isfinite(point_map.points_in_camera).all(-1)]
@@ -104,20 +104,20 @@ def survey_of(source: Map, frames: NDArray[np.int64], config: DiagnosisConfig) -
 
 
 def warnings_of(
-    source: Map, trajectory: Trajectory, survey: Survey, residuals: Residuals, config: DiagnosisConfig
+    scene_map: Map, trajectory: Trajectory, survey: Survey, residuals: Residuals, config: DiagnosisConfig
 ) -> list[str]:
     """Sentences about what looks wrong; none if nothing does."""
     return [
-        *_missing_frames(source, source.frames(), trajectory),
+        *_missing_frames(scene_map, scene_map.frames(), trajectory),
         *_jumps(trajectory, config),
         *_weak_points(survey, config),
         *_bad_edges(residuals, config),
         *_open_loops(residuals, config),
-        *_loops(source),
+        *_loops(scene_map),
     ]
 
 
-def _missing_frames(source: Map, table: FrameTable, trajectory: Trajectory) -> Iterator[str]:
+def _missing_frames(scene_map: Map, table: FrameTable, trajectory: Trajectory) -> Iterator[str]:
     lost = table.index[table.status == WindowStatus.LOST.value]
     if len(lost):
         yield f"{len(lost)} frames were lost (no relation to earlier ones was found): {ranges(lost)}"
@@ -128,7 +128,7 @@ def _missing_frames(source: Map, table: FrameTable, trajectory: Trajectory) -> I
     parts = 1 if trajectory.component is None else len(np.unique(trajectory.component))
     if parts > 1:
         yield f"tracking broke: the map has {parts} components, which no measurement relates"
-    stride, expected = source.meta.get("identity", {}).get("stride", 1), source.meta.get("num_frames")
+    stride, expected = scene_map.meta.get("identity", {}).get("stride", 1), scene_map.meta.get("num_frames")
     gaps = int((np.diff(table.index) // stride - 1).sum()) if len(table) else 0
     if gaps:
         yield f"{gaps} frames of the source are not in the map: they could not be decoded or were missed"
@@ -143,11 +143,11 @@ def _jumps(trajectory: Trajectory, config: DiagnosisConfig) -> Iterator[str]:
     together = np.diff(parts) == 0
     if trajectory.log_scale is not None:
         factor = np.exp(np.abs(np.diff(trajectory.log_scale)))
-        at = np.flatnonzero(together & (factor > config.unit_jump))
+        at = np.flatnonzero(together & (factor > config.scale_jump))
         if len(at):
             worst = at[np.argmax(factor[at])]
             yield (
-                f"the unit jumps {len(at)} times by more than {config.unit_jump:g}×, at most by "
+                f"the scale jumps {len(at)} times by more than {config.scale_jump:g}×, at most by "
                 f"{factor[worst]:.2f}× at frame {trajectory.frames[worst + 1]}: "
                 f"{ranges(trajectory.frames[at + 1], config.listed)}"
             )
@@ -201,12 +201,13 @@ def _open_loops(residuals: Residuals, config: DiagnosisConfig) -> Iterator[str]:
         )
 
 
-def _loops(source: Map) -> Iterator[str]:
-    if "refinement" not in source.meta:
+def _loops(scene_map: Map) -> Iterator[str]:
+    refinements = scene_map.refinements()
+    if not refinements:
         yield "the map was not refined: loops are open and poses are those found on the way (anchor3r refine)"
         return
-    last = source.meta.get("loop_search", {}).get("identity", {}).get("last_frame")
-    if last is not None and last < int(source.frames().index[-1]):
+    last = refinements[-1].summary.get("last_frame")
+    if last is not None and last < int(scene_map.frames().index[-1]):
         yield f"the map has grown since it was refined (frame {last}); refine it again"
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.export.cameras import camera_in_words
 from anchor3r.io.files import replacing
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.report.charts import histogram, line_chart
@@ -27,10 +28,9 @@ from anchor3r.report.diagnosis import (
     survey_of,
     warnings_of,
 )
-from anchor3r.report.drawing import Scene, scene_of, world_from_truth_of
-from anchor3r.report.picture import View, picture_png
+from anchor3r.report.picture import PictureScene, View, picture_png, scenes_of
 from anchor3r.store import ONLINE, Loop, Map
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 MAX_LOOPS = 40
 """Loop events with pictures; the map's loops.csv has all of them."""
@@ -65,10 +65,11 @@ pre{background:#f5f6f8;padding:10px;overflow:auto;font-size:12px}
 class _Findings:
     """Everything that the page tells, gathered once."""
 
-    source: Map
+    scene_map: Map
     poses: str
     trajectory: Trajectory
-    scene: Scene
+    scenes: list[PictureScene]
+    """One a component, the largest first."""
     survey: Survey
     residuals: dict[str, Residuals]
     """By the name of the poses, the chosen ones first."""
@@ -77,38 +78,38 @@ class _Findings:
     """(k,) distance to the ground truth after alignment, of the frames that have one"""
 
 
-def write_report(path: Path | str, source: Map, poses: str, *, notice: str = "") -> list[str]:
+def write_report(path: Path | str, scene_map: Map, poses: str, *, notice: str = "") -> list[str]:
     """Writes the page about the map with the chosen poses; returns its warnings. `notice` comes first."""
-    trajectory = source.trajectory(poses)
+    trajectory = scene_map.trajectory(poses)
     if not len(trajectory):
-        raise Anchor3RError(f"{source.lack_of_poses()} There is nothing to report.")
+        raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to report.")
     with replacing(path) as file:
-        found = _gather(source, poses, trajectory)
+        found = _gather(scene_map, poses, trajectory)
         file.write(_page(found, notice).encode())
     return found.warnings
 
 
-def _gather(source: Map, poses: str, trajectory: Trajectory) -> _Findings:
+def _gather(scene_map: Map, poses: str, trajectory: Trajectory) -> _Findings:
     config = DiagnosisConfig()
-    survey = survey_of(source, trajectory.frames, config)
-    graph = source.graph()
-    names = [poses, *(name for name in source.trajectory_names() if name != poses)]
-    residuals = {name: residuals_of(graph, source.trajectory(name)) for name in names}
+    survey = survey_of(scene_map, trajectory.frames, config)
+    graph = scene_map.graph(poses)
+    names = [poses, *(name for name in scene_map.trajectory_names() if name != poses)]
+    residuals = {name: residuals_of(graph, scene_map.trajectory(name)) for name in names}
     return _Findings(
-        source=source,
+        scene_map=scene_map,
         poses=poses,
         trajectory=trajectory,
-        scene=scene_of(source, poses, max_points=_SCENE_POINTS),
+        scenes=scenes_of(scene_map, poses, max_points=_SCENE_POINTS),
         survey=survey,
         residuals=residuals,
-        warnings=warnings_of(source, trajectory, survey, residuals[poses], config),
-        error_m=_error_m(source, trajectory),
+        warnings=warnings_of(scene_map, trajectory, survey, residuals[poses], config),
+        error_m=_error_m(scene_map, trajectory),
     )
 
 
-def _error_m(source: Map, trajectory: Trajectory) -> NDArray[np.float64] | None:
-    truth = source.true_trajectory()
-    if truth is None or (world_from_truth := world_from_truth_of(truth, trajectory)) is None:
+def _error_m(scene_map: Map, trajectory: Trajectory) -> NDArray[np.float64] | None:
+    truth = scene_map.true_trajectory()
+    if truth is None or (world_from_truth := estimated_from_true_world(trajectory, truth)) is None:
         return None
     _, in_truth, in_map = np.intersect1d(truth.frames, trajectory.frames, return_indices=True)
     found = world_from_truth.inverse().apply(trajectory.center[in_map])
@@ -116,26 +117,26 @@ def _error_m(source: Map, trajectory: Trajectory) -> NDArray[np.float64] | None:
 
 
 def _page(found: _Findings, notice: str) -> str:
-    identity = found.source.meta.get("identity", {})
-    title = f"Map of {identity.get('source', found.source.folder.name)}"
+    identity = found.scene_map.meta.get("identity", {})
+    title = f"Map of {identity.get('source', found.scene_map.folder.name)}"
     sections = [
         f"<h1>{escape(title)}</h1><p>{escape(_subtitle(found, identity))}</p>",
         f'<p class="warn">{escape(notice)}</p>' if notice else "",
         _facts(found),
         _warnings(found.warnings),
-        "<h2>The map</h2>" + _image(picture_png(found.scene, view=View.BOTH, size=PICTURE_SIZE), "png"),
+        "<h2>The map</h2>" + _image(picture_png(found.scenes, view=View.BOTH, size=PICTURE_SIZE), "png"),
         _strip(found),
         "<h2>Over time</h2>" + _charts(_time_charts(found)),
         "<h2>Motion graph</h2>" + _graph(found),
-        "<h2>Loops</h2>" + _loops(found.source),
-        "<h2>How it was made</h2>" + _settings(found.source.meta),
+        "<h2>Loops</h2>" + _loops(found.scene_map, found.poses),
+        "<h2>How it was made</h2>" + _settings(found.scene_map.meta),
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(sections)}</body></html>\n'
 
 
 def _subtitle(found: _Findings, identity: dict[str, Any]) -> str:
-    versions = found.source.meta.get("versions", {})
+    versions = found.scene_map.meta.get("versions", {})
     return (
         f"{found.poses} poses, predictor {identity.get('predictor', 'unknown')}, window "
         f"{identity.get('window', '?')}, anchor3r {versions.get('anchor3r', '?')}"
@@ -143,10 +144,10 @@ def _subtitle(found: _Findings, identity: dict[str, Any]) -> str:
 
 
 def _facts(found: _Findings) -> str:
-    source, trajectory, scene = found.source, found.trajectory, found.scene
-    counts, runtime, loops = source.counts(), source.runtime(), source.loops()
+    scene_map, trajectory, scene = found.scene_map, found.trajectory, found.scenes[0]
+    counts, runtime, loops = scene_map.counts(), scene_map.runtime(), scene_map.loops(found.poses)
     unit = scene.metres_per_unit or 1.0
-    path = _path_length(trajectory) * unit
+    path = trajectory.path_length() * unit
     facts = {
         "frames": f"{counts.frames}",
         "with a pose": f"{len(trajectory)}",
@@ -155,6 +156,7 @@ def _facts(found: _Findings) -> str:
         "path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}",
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
+        **({"camera": camera_in_words(camera)} if (camera := found.scene_map.meta.get("camera")) else {}),
         "loops accepted": f"{sum(loop.accepted for loop in loops)} of {len(loops)}",
     }
     if runtime.seconds.sum() > 0:
@@ -168,13 +170,6 @@ def _facts(found: _Findings) -> str:
     return f'<div class="facts">{cells}</div>'
 
 
-def _path_length(trajectory: Trajectory) -> float:
-    step = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1)
-    if trajectory.component is not None:
-        step = step[np.diff(trajectory.component) == 0]
-    return float(step.sum())
-
-
 def _warnings(warnings: list[str]) -> str:
     if not warnings:
         return '<h2>Warnings</h2><p class="good">Nothing looks wrong.</p>'
@@ -184,37 +179,39 @@ def _warnings(warnings: list[str]) -> str:
 
 def _strip(found: _Findings) -> str:
     """Some of the images that were mapped."""
-    if not found.source.keeps_images():
+    if not found.scene_map.keeps_images():
         return "<p>The map keeps no images.</p>"
-    frames = found.source.frames().index
+    frames = found.scene_map.frames().index
     chosen = np.unique(frames[np.linspace(0, len(frames) - 1, NUM_PICTURES).astype(int)])
-    return f'<div class="strip">{"".join(_thumbnail(found.source, frame) for frame in chosen.tolist())}</div>'
+    return (
+        f'<div class="strip">{"".join(_thumbnail(found.scene_map, frame) for frame in chosen.tolist())}</div>'
+    )
 
 
 def _time_charts(found: _Findings) -> Iterable[str]:
-    runtime, trajectory, survey = found.source.runtime(), found.trajectory, found.survey
+    runtime, trajectory, survey = found.scene_map.runtime(), found.trajectory, found.survey
     frames, rate, memory = _binned_runtime(runtime.frames, runtime.seconds, runtime.peak_rss_bytes)
     yield line_chart("frames a second", frames, {"rate": rate}, x_label="frame")
     yield line_chart("peak memory (MB)", frames, {"memory": memory / _MEGA}, x_label="frame")
     yield line_chart("median confidence of points", survey.frames, {"c": survey.confidence}, x_label="frame")
     yield line_chart("points a frame", survey.frames, {"n": survey.num_points}, x_label="frame")
-    online = found.source.trajectory(ONLINE)
+    online = found.scene_map.trajectory(ONLINE)
     if online.covariance is not None:
         variance = np.trace(online.covariance[:, 3:, 3:], axis1=1, axis2=2)
-        sigma = np.sqrt(variance) * (found.scene.metres_per_unit or 1.0)
-        unit = "m" if found.scene.metres_per_unit else "units"
+        sigma = np.sqrt(variance) * (found.scenes[0].metres_per_unit or 1.0)
+        unit = "m" if found.scenes[0].metres_per_unit else "units"
         label = f"spread of an online position ({unit})"
         yield line_chart(label, *_thinned(online.frames, sigma), x_label="frame")
     if trajectory.log_scale is not None and np.ptp(trajectory.log_scale) > 0:
-        label = "unit of the window / unit of the map"
-        units = _thinned(trajectory.frames, np.exp(trajectory.log_scale))
-        yield line_chart(label, *units, x_label="frame", from_zero=False)
+        label = "scale of the window / scale of the map"
+        scales = _thinned(trajectory.frames, np.exp(trajectory.log_scale))
+        yield line_chart(label, *scales, x_label="frame", from_zero=False)
     if found.error_m is not None:
         errors = _thinned(np.arange(len(found.error_m)), found.error_m)
         yield line_chart("distance to ground truth (m)", *errors, x_label="pose")
 
 
-def _thinned(x: NDArray, y: NDArray) -> tuple[NDArray, dict[str, NDArray]]:
+def _thinned(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
     stride = max(1, -(-len(x) // (4 * _CHART_BINS)))
     return x[::stride], {"value": y[::stride]}
 
@@ -257,8 +254,8 @@ def _graph(found: _Findings) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>{_charts(charts)}"
 
 
-def _loops(source: Map) -> str:
-    loops = source.loops()
+def _loops(scene_map: Map, poses: str) -> str:
+    loops = scene_map.loops(poses)
     if not loops:
         return "<p>No loops: none were found, or the map was not refined.</p>"
     accepted = [loop for loop in loops if loop.accepted]
@@ -266,16 +263,16 @@ def _loops(source: Map) -> str:
     shown = (_evenly(accepted, MAX_LOOPS // 2) + _evenly(rejected, MAX_LOOPS))[:MAX_LOOPS]
     text = f"<p>{len(accepted)} of {len(loops)} loop events were accepted."
     text += f" {len(shown)} of them are shown.</p>" if len(shown) < len(loops) else "</p>"
-    has_images = source.keeps_images()
-    return f"{text}<table>{''.join(_loop_row(source, loop, has_images) for loop in shown)}</table>"
+    has_images = scene_map.keeps_images()
+    return f"{text}<table>{''.join(_loop_row(scene_map, loop, has_images) for loop in shown)}</table>"
 
 
 def _evenly(loops: list[Loop], count: int) -> list[Loop]:
     return loops[:: max(1, -(-len(loops) // count))]
 
 
-def _loop_row(source: Map, loop: Loop, has_images: bool) -> str:
-    pictures = [_thumbnail(source, frame) if has_images else "" for frame in (loop.query, loop.match)]
+def _loop_row(scene_map: Map, loop: Loop, has_images: bool) -> str:
+    pictures = [_thumbnail(scene_map, frame) if has_images else "" for frame in (loop.query, loop.match)]
     verdict = '<span class="yes">accepted</span>' if loop.accepted else '<span class="no">rejected</span>'
     figures = ", ".join(f"{name} {value:.3g}" for name, value in loop.figures.items())
     text = (
@@ -293,8 +290,8 @@ def _settings(meta: dict[str, Any]) -> str:
     )
 
 
-def _thumbnail(source: Map, frame: int) -> str:
-    image = Image.fromarray(source.image(frame))
+def _thumbnail(scene_map: Map, frame: int) -> str:
+    image = Image.fromarray(scene_map.image(frame))
     image.thumbnail((_THUMBNAIL_WIDTH, _THUMBNAIL_WIDTH))
     out = io.BytesIO()
     image.save(out, "JPEG", quality=80)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from anchor3r.kernels import kernel
 
 
 @dataclass(frozen=True)
-class Camera:
+class PictureCamera:
     """Projects world points to pixels, in perspective or along parallel rays."""
 
     camera_from_world: NDArray[np.float64]
@@ -24,9 +25,9 @@ class Camera:
     """Width and height in pixels."""
     parallel: bool = False
     distance: float = 1.0
-    """Of what is looked at; only `moved` needs it, in perspective"""
+    """Of what is looked at, in perspective; only `extent` needs it"""
 
-    def project(self, points: NDArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def project(self, points: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(n, 3) -> pixels (n, 2), NaN behind the viewer, and depth (n,)."""
         x, y, z = ((np.asarray(points, np.float64) - self.center) @ self.camera_from_world.T).T
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -42,20 +43,9 @@ class Camera:
         across = self.size[0] / self.focal_pixels
         return across if self.parallel else across * self.distance
 
-    def moved(self, pixel: NDArray[np.float64], zoom: float) -> Camera:
-        """Has what was seen near `pixel` in the middle, and `zoom` times as large."""
-        x, y = (pixel - (np.array(self.size) - 1) / 2) / self.focal_pixels
-        shift = np.array([x, y, 0.0]) if self.parallel else np.array([x, y, 0.0]) * self.distance
-        center = self.center + shift @ self.camera_from_world
-        if self.parallel:
-            return replace(self, center=center, focal_pixels=self.focal_pixels * zoom)
-        distance = self.distance / zoom
-        center = center + (self.distance - distance) * self.camera_from_world[2]
-        return replace(self, center=center, distance=distance)
-
 
 def draw_points(
-    camera: Camera, points: NDArray, colours: NDArray[np.uint8], *, radius: float
+    camera: PictureCamera, points: NDArray[Any], colours: NDArray[np.uint8], *, radius: float
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Colours (H, W, 3) and depth (H, W), infinite where nothing is; `radius` of a spot in pixels."""
     pixels, depth = camera.project(points)
@@ -96,7 +86,7 @@ def eye_dome_shade(
 ) -> NDArray[np.float32]:
     """Brightness (H, W) in 0 … 1, darker where neighbours `reach` pixels away are nearer to the viewer.
 
-    Depth counts as part of `extent`, how much of the world is seen, so that the map's unit does not matter.
+    Depth counts as part of `extent`, how much of the world is seen, so that the map's scale does not matter.
     """
     seen = np.isfinite(depth)
     relative = depth / np.float32(extent)

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.tables import parse_numbers, read_fields, read_numbered_table, read_table, rigid_motions
+from anchor3r.io.trajectories import read_tum
 from anchor3r.sources.images import ImageSequence, image_paths, is_image, read_depth
 from anchor3r.sources.source import UndecodableFrameError, logger
+from anchor3r.trajectory import nearest_in_time
 
 KITTI_CAMERAS = (2, 3, 0, 1)
 """In order of preference: colour left and right, grey left and right."""
@@ -139,8 +141,10 @@ class TumSource(ImageSequence):
             depth_times_s, self._depth_names = _tum_list(self._folder / "depth.txt")
             self._depth_rows = _nearest(depth_times_s, self._times_s)
         if (self._folder / "groundtruth.txt").is_file():
-            pose_times_s, self._poses = _tum_poses(self._folder / "groundtruth.txt")
-            self._pose_rows = _nearest(pose_times_s, self._times_s)
+            truth = read_tum(self._folder / "groundtruth.txt")
+            assert truth.timestamps_s is not None
+            self._poses = truth.camera_from_world
+            self._pose_rows = _nearest(truth.timestamps_s, self._times_s)
 
     def _timestamp_s(self, index: int) -> float:
         return float(self._times_s[index])
@@ -170,25 +174,13 @@ def _tum_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
     return np.array(times_s), names
 
 
-def _tum_poses(path: Path) -> tuple[NDArray[np.float64], SE3]:
-    """Times in seconds (n,) and camera_from_world (n,)."""
-    lines, table = read_numbered_table(path, 8)
-    position, quat_xyzw = table[:, 1:4], table[:, 4:]
-    good = np.isfinite(table).all(1) & (np.abs(np.linalg.norm(quat_xyzw, axis=1) - 1) < 0.1)
-    if not good.all():
-        raise Anchor3RError(f"line {lines[np.argmin(good)]} of {path} is no rigid motion; get it again")
-    world_from_camera = SE3(rotation_from_quat(np.roll(quat_xyzw, 1, axis=1)), position)
-    return table[:, 0], world_from_camera.inverse()
-
-
 def _nearest(times_s: NDArray[np.float64], queries_s: NDArray[np.float64]) -> NDArray[np.int64]:
     """For each query the row whose time is nearest, -1 where none is near enough."""
     order = np.argsort(times_s)
-    after = np.searchsorted(times_s[order], queries_s)
-    left, right = order[np.maximum(after - 1, 0)], order[np.minimum(after, len(order) - 1)]
-    nearer_left = queries_s - times_s[left] <= times_s[right] - queries_s
-    row = np.where(nearer_left, left, right)
-    return np.where(np.abs(times_s[row] - queries_s) <= TUM_MAX_TIME_DIFFERENCE_S, row, -1)
+    query, nearest = nearest_in_time(queries_s, times_s[order], TUM_MAX_TIME_DIFFERENCE_S)
+    row = np.full(len(queries_s), -1)
+    row[query] = order[nearest]
+    return row
 
 
 class SevenScenesSource(ImageSequence):

@@ -26,3 +26,5 @@ class Frame:
     """(H, W) ground-truth depth along z, 0 where unknown."""
     camera_from_world: SE3 | None = None
     """Ground-truth pose, where the source has one."""
+    depth_confidence: NDArray[np.float32] | None = None
+    """(H, W) in 0–1, how far the depth is to be trusted; None where it is the truth."""

@@ -1,4 +1,4 @@
-"""Frames from image files: decoding, natural order, folders and globs."""
+"""Frames from image files: decoding, natural order, folders, globs and lists, and what photographs tell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import re
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,19 +17,23 @@ from PIL import Image, ImageOps
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
+from anchor3r.io.extras import optional_library
+from anchor3r.sources.exif import PhotoFacts, photo_facts
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import IndexedSource, UndecodableFrameError
 
-IMAGE_SUFFIXES = {
+_HEIF_SUFFIXES = {".heic", ".heif", ".hif"}
+IMAGE_SUFFIXES = _HEIF_SUFFIXES | {
     ".avif", ".bmp", ".jp2", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm",
     ".tif", ".tiff", ".webp",
 }  # fmt: skip
 
+_SAMPLED_TIMES = 200
 NOMINAL_RATE_HZ = 30.0
 """Frame rate assumed where images carry no times."""
 
 # What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
-_DECODING_ERRORS = (
+DECODING_ERRORS = (
     OSError, ValueError, TypeError, RuntimeError, MemoryError, SyntaxError, EOFError, struct.error,
     Image.DecompressionBombError,
 )  # fmt: skip
@@ -39,6 +45,11 @@ class ImageSequence(IndexedSource):
     def __init__(self, uri: str, wanted: slice, paths: Sequence[str | Path]) -> None:
         super().__init__(uri, wanted, len(paths))
         self._paths = paths
+
+    @property
+    def paths(self) -> Sequence[str | Path]:
+        """The files, whether wanted or not; a frame's index is its place among them."""
+        return self._paths
 
     def _load(self, index: int) -> Frame:
         image = read_image(self._paths[index])
@@ -68,7 +79,57 @@ class ImageSequence(IndexedSource):
         return None
 
 
-def open_images(uri: str, wanted: slice) -> ImageSequence:
+class PhotoSequence(ImageSequence):
+    """Images of which nothing is known but what they say themselves: time and focal length of photographs.
+
+    Where the first image has no time, the images are taken for those of a video of `NOMINAL_RATE_HZ`.
+    """
+
+    def __init__(self, uri: str, wanted: slice, paths: Sequence[str | Path]) -> None:
+        super().__init__(uri, wanted, paths)
+        if any(os.path.splitext(path)[1].lower() in _HEIF_SUFFIXES for path in paths):
+            optional_library(
+                "pillow_heif", extra="heic", purpose=f"{uri} has HEIC images, which"
+            ).register_heif_opener()
+        try:
+            self._begun_s = read_photo(paths[self.wanted.start])[1].taken_s
+        except UndecodableFrameError:
+            self._begun_s = None
+
+    def _load(self, index: int) -> Frame:
+        image, facts = read_photo(self._paths[index])
+        timestamp_s = index / NOMINAL_RATE_HZ
+        if self._begun_s is not None:
+            timestamp_s = self._begun_s + timestamp_s if facts.taken_s is None else facts.taken_s
+        camera = facts.camera(image.shape[1], image.shape[0])
+        return Frame(index=index, timestamp_s=timestamp_s, image=image, intrinsics=camera)
+
+    def out_of_order(self) -> str | None:
+        """What shows that names do not sort the images by time; None if nothing does, or they have no times.
+
+        Some neighbours are compared, not all: reading the times of thousands of files would take long.
+        """
+        if self._begun_s is None:
+            return None
+        chosen = self.wanted[:: -(-len(self.wanted) // _SAMPLED_TIMES)]
+        times_s = [self._taken_s(index) for index in chosen]
+        known = [time_s for time_s in times_s if time_s is not None]
+        backwards = sum(later < earlier for earlier, later in pairwise(known))
+        if not backwards:
+            return None
+        return (
+            f"of {len(known)} that were looked at, {backwards} were taken before the one that precedes them"
+        )
+
+    def _taken_s(self, index: int) -> float | None:
+        try:
+            with Image.open(self._paths[index]) as image:
+                return photo_facts(image).taken_s
+        except DECODING_ERRORS:
+            return None
+
+
+def open_images(uri: str, wanted: slice) -> PhotoSequence:
     """Opens a folder, a glob pattern or a single image."""
     location = os.path.expanduser(uri)
     if os.path.isdir(location):
@@ -82,7 +143,7 @@ def open_images(uri: str, wanted: slice) -> ImageSequence:
         raise Anchor3RError(
             f"no images in {uri}; {_hint(location)} the suffixes known are {' '.join(sorted(IMAGE_SUFFIXES))}"
         )
-    return ImageSequence(uri, wanted, images)
+    return PhotoSequence(uri, wanted, images)
 
 
 def image_paths(paths: Sequence[str]) -> list[str]:
@@ -110,12 +171,18 @@ def _hint(location: str) -> str:
     return "name a folder of images or a pattern such as 'folder/*.png';"
 
 
-def read_image(path: str | Path) -> NDArray[np.uint8]:
+def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
     """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
+    return read_photo(path)[0]
+
+
+def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
+    """The same, and what the file says of itself."""
     try:
         with Image.open(path) as image:
-            return _rgb(ImageOps.exif_transpose(image))
-    except _DECODING_ERRORS as error:
+            facts = photo_facts(image)
+            return _rgb(ImageOps.exif_transpose(image)), facts
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
 
 
@@ -140,7 +207,7 @@ def read_depth(
             if not image.mode.startswith("I"):
                 raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
             depth = np.asarray(image)
-    except _DECODING_ERRORS as error:
+    except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
     if depth.shape != (height, width):
         raise Anchor3RError(
@@ -150,5 +217,6 @@ def read_depth(
     return np.where(depth == invalid, 0, depth).astype(np.float32) / np.float32(units_per_m)
 
 
-def _undecodable(path: str | Path, reason: str) -> UndecodableFrameError:
-    return UndecodableFrameError(f"cannot decode {path} ({reason}); replace the file or remove it")
+def _undecodable(path: str | Path | BinaryIO, reason: str) -> UndecodableFrameError:
+    name = path if isinstance(path, str | Path) else getattr(path, "name", "an image")
+    return UndecodableFrameError(f"cannot decode {name} ({reason}); replace the file or remove it")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.sources.addresses import without_password
+from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
-from anchor3r.sources.images import IMAGE_SUFFIXES, is_image, open_images
-from anchor3r.sources.source import Source
+from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
+from anchor3r.sources.source import Source, without_password
 from anchor3r.sources.stated_camera import StatedCamera
 
 
 def open_source(
-    uri: str,
+    uri: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | Iterable[Picture],
     *,
     start: int = 0,
     stop: int | None = None,
@@ -26,9 +28,11 @@ def open_source(
     """Opens anything that frames come from.
 
     `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
-    `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`. Of its frames, those at start,
-    start + stride, … before stop are taken; they keep their own index. `camera` is what is known of it beyond
-    what the source says. A password in an address is for the server alone: the source's own uri has none.
+    `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`; or a list of image files, or of
+    images as arrays (H, W, 3) RGB or (H, W) grey, or anything that yields such arrays or `Frame`s. Of its
+    frames, those at start, start + stride, … before stop are taken; they keep their own index. `camera` is
+    what is known of it beyond what the source says. A password in an address is for the server alone: the
+    source's own uri has none.
     """
     if start < 0 or stride < 1 or (stop is not None and stop <= start):
         raise Anchor3RError(
@@ -36,12 +40,28 @@ def open_source(
             "start must not be negative, stop must be higher than start, stride at least 1"
         )
     try:
-        source = _open(uri, slice(start, stop, stride))
+        source = _open_any(uri, slice(start, stop, stride))
         source.camera = camera
         return source
     except OSError as error:
         what = without_password(str(error.filename or uri))
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
+
+
+def _open_any(uri: object, wanted: slice) -> Source:
+    if isinstance(uri, str | os.PathLike):
+        return _open(os.fspath(uri), wanted)
+    if isinstance(uri, np.ndarray | Sequence):
+        if not len(uri):
+            raise Anchor3RError("there are no frames in an empty list; give images or names of image files")
+        if all(isinstance(item, str | os.PathLike) for item in uri):
+            return PhotoSequence(
+                f"a list of {len(uri)} image files", wanted, [os.fspath(item) for item in uri]
+            )
+        return ArraySource(uri, wanted)
+    if isinstance(uri, Iterable):
+        return IteratedSource(uri, wanted)
+    raise Anchor3RError(f"frames do not come from a {type(uri).__name__}; {_KNOWN}, lists of images")
 
 
 def _open(uri: str, wanted: slice) -> Source:

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from multiprocessing.pool import ThreadPool
+from threading import Condition, Event
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources.frame import Frame
-from anchor3r.sources.prefetch import freshest, prefetched
 from anchor3r.sources.stated_camera import StatedCamera
 
 PREFETCH_DEPTH = 4
 """Frames that are decoded ahead of the one in use."""
 
 logger = logging.getLogger("anchor3r")
+Item = TypeVar("Item")
+# Up to the last @ of what a server is named by; the password itself may have another one.
+_PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
 
 
 class UndecodableFrameError(Anchor3RError):
     """One frame cannot be read. A stream goes on without it; `read` raises it."""
+
+
+class ImageSizeError(Anchor3RError):
+    """The images of a stream differ in size."""
 
 
 class Source(ABC):
@@ -44,6 +56,7 @@ class Source(ABC):
         self._size: tuple[int, int] | None = None
         self.camera: StatedCamera | None = None
         """What the user says of the camera."""
+        self._start = wanted.start or 0
         if not self.wanted:
             raise self._beyond_end(length)
 
@@ -113,10 +126,10 @@ class Source(ABC):
         if self._size is None:
             self._size = (width, height)
         if self._size != (width, height):
-            raise Anchor3RError(
+            raise ImageSizeError(
                 f"{self._describe(frame.index)} is {width}×{height}, but the stream began with "
-                f"{self._size[0]}×{self._size[1]}; resize the images to one size, or take a part of the "
-                "stream with --start and --stop"
+                f"{self._size[0]}×{self._size[1]}; put images of one camera, zoom and orientation into a "
+                "folder of their own, or take a part of the stream with --start and --stop"
             )
 
     def _skip(self, index: int, reason: str) -> None:
@@ -126,8 +139,7 @@ class Source(ABC):
     def _beyond_end(self, length: int | None) -> Anchor3RError:
         holds = "ends before that" if length is None else f"has {length} frames"
         return Anchor3RError(
-            f"the first frame wanted of {self.uri} is {self.wanted.start}, but it {holds}; "
-            "choose a lower --start"
+            f"the first frame wanted of {self.uri} is {self._start}, but it {holds}; choose a lower --start"
         )
 
 
@@ -156,3 +168,64 @@ class IndexedSource(Source):
                 self._skip(index, str(error))
                 continue
             yield frame
+
+
+def without_password(text: str) -> str:
+    """An address as it may be shown in messages, maps and reports, which people send to each other.
+
+    rtsp://user:secret@host/live -> rtsp://user:***@host/live, anywhere in a text.
+    """
+    return _PASSWORD.sub(r"\1:***@", text)
+
+
+def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+    """Yields the items, none of which is None, in order while a thread makes up to `depth` further ones.
+
+    Like `freshest`, it hands over whatever the iterator raises, and stops and closes it when its own iterator
+    is closed, by `break`, by an exception or by Ctrl-C.
+    """
+    with closing(items), ThreadPoolExecutor(1) as pool:
+        pending = deque(pool.submit(next, items, None) for _ in range(depth))
+        try:
+            while (item := pending.popleft().result()) is not None:
+                pending.append(pool.submit(next, items, None))
+                yield item
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def freshest(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+    """For a stream that cannot be paused: reads on all the time and keeps only the latest `depth` items."""
+    kept: deque[Item] = deque(maxlen=depth)
+    changed = Condition()
+    ended, stopped = Event(), Event()
+
+    def keep() -> None:
+        with closing(items):
+            for item in items:
+                if stopped.is_set():
+                    break
+                with changed:
+                    kept.append(item)
+                    changed.notify()
+
+    def announce_end(_: object) -> None:
+        with changed:
+            ended.set()
+            changed.notify()
+
+    # Its threads are daemons: a stream that is still open does not keep the program from ending.
+    with ThreadPool(1) as pool:
+        reading = pool.apply_async(keep, callback=announce_end, error_callback=announce_end)
+        try:
+            while True:
+                with changed:
+                    changed.wait_for(lambda: kept or ended.is_set())
+                    if not kept:
+                        break
+                    item = kept.popleft()
+                yield item
+            reading.get()
+        finally:
+            stopped.set()

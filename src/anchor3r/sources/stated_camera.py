@@ -5,6 +5,7 @@ Images that a lens has bent are straightened as they come, so that everything do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,6 +20,8 @@ from anchor3r.sources.frame import Frame
 
 _DISTORTION_SIZES = (1, 2, 4, 5)
 _FISHEYE_SIZE = 4
+_FOV_DEG = (1, 170)
+"""Fields of view that a pinhole camera may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,9 @@ class StatedCamera:
             )
         if self.intrinsics and self.fov_deg is not None:
             raise Anchor3RError("--intrinsics and --fov state the same thing twice; choose one of them")
-        if self.fov_deg is not None and not 1 <= self.fov_deg <= 170:
-            raise Anchor3RError(f"--fov {self.fov_deg:g} is not a field of view between 1 and 170 degrees")
+        if self.fov_deg is not None and not _FOV_DEG[0] <= self.fov_deg <= _FOV_DEG[1]:
+            low, high = _FOV_DEG
+            raise Anchor3RError(f"--fov {self.fov_deg:g} is not between {low} and {high} degrees")
         if self.distortion and self.fisheye:
             raise Anchor3RError("--distortion and --fisheye are two models of one lens; choose one of them")
         if self.distortion and len(self.distortion) not in _DISTORTION_SIZES:
@@ -68,6 +72,7 @@ class StatedCamera:
             camera = Pinhole(fx, fy, cx, cy, width, height)
         elif self.fov_deg is not None:
             camera = Pinhole.from_fov(self.fov_deg, width, height)
+        _insist_on_sense(camera, self)
         if not (self.distortion or self.fisheye):
             return replace(frame, intrinsics=camera)
         if camera is None:
@@ -84,8 +89,29 @@ class StatedCamera:
         return np.asarray(cv2.remap(image, *_straightening(self, camera), cv2.INTER_LINEAR), np.uint8)
 
 
+def _insist_on_sense(camera: Pinhole | None, stated: StatedCamera) -> None:
+    """Refuses intrinsics that no such image has: mostly they are of another size, or not in pixels."""
+    if camera is None or not stated.intrinsics:
+        return
+    size, text = f"{camera.width}×{camera.height}", _text(stated.intrinsics)
+    if not (0 <= camera.cx < camera.width and 0 <= camera.cy < camera.height):
+        raise Anchor3RError(
+            f"--intrinsics {text} put the principal point outside the images of {size} pixels; give "
+            "fx,fy,cx,cy in pixels of these images (after a resize by s, all four times s)"
+        )
+    fovs_deg = [
+        math.degrees(2 * math.atan(side / 2 / f))
+        for side, f in ((camera.width, camera.fx), (camera.height, camera.fy))
+    ]
+    if not all(_FOV_DEG[0] <= fov <= _FOV_DEG[1] for fov in fovs_deg):
+        raise Anchor3RError(
+            f"--intrinsics {text} mean fields of view of {fovs_deg[0]:.0f}° and {fovs_deg[1]:.0f}° for images"
+            f" of {size} pixels, which no straight image has; give fx,fy,cx,cy in pixels of these images"
+        )
+
+
 @lru_cache(maxsize=4)
-def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray, NDArray]:
+def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray[Any], NDArray[Any]]:
     """Where each pixel of the straight image is read, as `cv2.remap` wants it."""
     import cv2
 

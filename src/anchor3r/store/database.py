@@ -19,7 +19,7 @@ from anchor3r.errors import Anchor3RError
 
 DATABASE = "map.sqlite"
 LOCK = "writer.lock"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _APPLICATION_ID = 0x41335230  # "A3R0", by which `file` and we know the database
 
 EDGE = np.dtype(
@@ -34,6 +34,27 @@ EDGE = np.dtype(
 )
 """One edge of a group, as `pose_graph.Edges` has them in columns."""
 
+_REFINEMENTS = """
+-- a search for loops and what it depends on, JSON; its events have its number
+CREATE TABLE searches (search INTEGER PRIMARY KEY, identity TEXT NOT NULL, complete INTEGER NOT NULL);
+-- poses of one name beside the online ones: the search whose loops they use, how they were made and what
+-- came out, JSON
+CREATE TABLE refinements (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, search INTEGER, settings TEXT NOT NULL,
+    summary TEXT NOT NULL);
+-- what a refinement decided about a loop event; reason: a LoopState
+CREATE TABLE verdicts (
+    name TEXT NOT NULL, event INTEGER NOT NULL, accepted INTEGER NOT NULL, reason TEXT NOT NULL,
+    figures TEXT NOT NULL, PRIMARY KEY (name, event)) WITHOUT ROWID;
+"""
+# Maps of format 1 have one search and one refinement, whose verdicts stand in the loops themselves.
+_OF_FORMAT_1 = {
+    "searches": "SELECT 0 AS search, json_extract(value, '$.identity') AS identity, "
+    "json_extract(value, '$.complete') AS complete FROM meta WHERE key = 'loop_search'",
+    "refinements": "SELECT 1 AS id, 'offline' AS name, 0 AS search, '{}' AS settings, value AS summary "
+    "FROM meta WHERE key = 'refinement'",
+    "verdicts": "SELECT 'offline' AS name, event, accepted, reason, figures FROM main.loops",
+}
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
@@ -56,10 +77,12 @@ CREATE TABLE edge_groups (
     edges BLOB NOT NULL, information BLOB, event INTEGER REFERENCES loops);
 CREATE UNIQUE INDEX windows ON edge_groups (anchor) WHERE kind = 0;
 CREATE INDEX group_events ON edge_groups (event) WHERE event IS NOT NULL;
--- reason: a LoopState
+-- reason: the LoopState that was measured, or the user's own verdict
 CREATE TABLE loops (
     event INTEGER PRIMARY KEY, query INTEGER NOT NULL, match INTEGER NOT NULL,
-    accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL);
+    accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
+    search INTEGER NOT NULL DEFAULT 0);
+{_REFINEMENTS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
@@ -72,6 +95,19 @@ CREATE TABLE snapshots (
 -- wall time since the frame before
 CREATE TABLE runtime (frame INTEGER PRIMARY KEY, seconds REAL NOT NULL, peak_rss_bytes INTEGER);
 """
+
+
+_VIEWS_OF_FORMAT_1 = (
+    "".join(f"CREATE TEMP VIEW {table} AS {query};" for table, query in _OF_FORMAT_1.items())
+    + "CREATE TEMP VIEW loops AS SELECT *, 0 AS search FROM main.loops;"
+)
+"""What a reader of an old map, which it must not change, sees in place of the tables of today."""
+_UPGRADE = (
+    f"BEGIN IMMEDIATE; {_REFINEMENTS} ALTER TABLE loops ADD COLUMN search INTEGER NOT NULL DEFAULT 0;"
+    + "".join(f"INSERT INTO {table} {query};" for table, query in _OF_FORMAT_1.items())
+    + "DELETE FROM meta WHERE key IN ('loop_search', 'refinement');"
+    + f"PRAGMA user_version = {FORMAT_VERSION}; COMMIT;"
+)
 
 
 def holds_map(folder: Path) -> bool:
@@ -103,16 +139,18 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
     """Opens an existing map, to read it or to add to it."""
     path = folder / DATABASE
     if not path.is_file():
-        raise Anchor3RError(f"{folder} holds no map; make one with: anchor3r map SOURCE --out {folder}")
+        raise Anchor3RError(f"{folder} holds no map; check the path, or map a source into it first")
     with explained(folder):
         database = _connect(path, "rw" if write else _read_mode(folder))
         application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
         if write:
             _prepare_to_write(database)
+        if application == _APPLICATION_ID and version == 1:
+            database.executescript(_UPGRADE if write else _VIEWS_OF_FORMAT_1)
     if application != _APPLICATION_ID:
         raise Anchor3RError(
-            f"{path} is not a map, or was never begun; make one with: anchor3r map SOURCE --out {folder}"
+            f"{path} is not a map, or was never begun; check the path, or map a source into it first"
         )
     if version > FORMAT_VERSION:
         raise Anchor3RError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
-from anchor3r.store.rows import ONLINE, Loop
+from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
 from anchor3r.trajectory import FramePose, Trajectory
 
 
@@ -48,7 +49,7 @@ class Counts:
     with_pose: int
     """Frames that have an online pose."""
     lost: int
-    """Frames that the predictor could not relate to any other."""
+    """Frames without a pose that the predictor could not relate to any other."""
     components: int
     """Parts that no measurement relates."""
 
@@ -102,7 +103,11 @@ class Map:
 
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
-        lost = self._all("SELECT count(*) FROM frames WHERE status = ?", (WindowStatus.LOST.value,))[0][0]
+        lost = self._all(
+            "SELECT count(*) FROM frames WHERE status = ? AND frame NOT IN "
+            "(SELECT frame FROM poses WHERE name = ?)",
+            (WindowStatus.LOST.value, ONLINE),
+        )[0][0]
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]
@@ -127,9 +132,12 @@ class Map:
         return f"{text}: none of its {count} frames could be related to others. Does the camera move?"
 
     def trajectory_names(self) -> list[str]:
-        """'online', then refinements."""
-        names = [name for (name,) in self._all("SELECT DISTINCT name FROM poses")]
-        return sorted(names, key=lambda name: (name != ONLINE, name))
+        """'online', then refinements in the order in which they were made."""
+        found = self._all(
+            "SELECT p.name, r.id FROM (SELECT DISTINCT name FROM poses) p "
+            "LEFT JOIN refinements r USING (name)"
+        )
+        return [name for name, made in sorted(found, key=lambda row: (row[0] != ONLINE, row[1] or 0, row[0]))]
 
     def trajectory(self, name: str = ONLINE) -> Trajectory:
         """Poses of one name, with covariances and scales."""
@@ -172,23 +180,80 @@ class Map:
             center=-(rotation.swapaxes(1, 2) @ values[:, 9:, None])[..., 0],
         )
 
-    def graph(self, *, rejected_loops: bool = False) -> MotionGraph:
-        """All edges of windows and of accepted loops (or of all loops); groups are numbered as in the map."""
-        which = "" if rejected_loops else "WHERE event IS NULL OR accepted"
-        groups = self._all(
-            "SELECT id, anchor, kind, edges, information FROM edge_groups "
-            f"LEFT JOIN loops USING (event) {which} ORDER BY id"
-        )
-        return MotionGraph.from_edges(rows.edges_from_groups(groups))
+    def refinements(self) -> list[Refinement]:
+        """How each of the refined trajectories was made, in the order in which they were."""
+        found = self._all("SELECT name, settings, summary, search FROM refinements ORDER BY id")
+        return [
+            Refinement(name=name, settings=json.loads(settings), summary=json.loads(summary), search=search)
+            for name, settings, summary, search in found
+        ]
 
-    def loops(self) -> list[Loop]:
-        """Loop events with their verdicts."""
-        found = self._all("SELECT event, query, match, reason, figures FROM loops ORDER BY event")
+    def refinement(self, name: str = OFFLINE) -> Refinement:
+        """How the poses of a name were made: every setting, and what came out."""
+        for refinement in self.refinements():
+            if refinement.name == name:
+                return refinement
+        known = ", ".join(r.name for r in self.refinements()) or "none"
+        raise Anchor3RError(f"{self.folder} has no refinement '{name}', only: {known}; see anchor3r refine")
+
+    def graph(self, poses: str | None = None, *, rejected_loops: bool = False) -> MotionGraph:
+        """All edges of windows and of the loops that the poses of a name rest on; groups as in the map.
+
+        poses: a refinement; the best there is if not given. rejected_loops: also those that it rejected.
+        """
+        name, search = self._loops_of(poses)
+        groups = self._all(
+            "SELECT g.id, g.anchor, g.kind, g.edges, g.information FROM edge_groups g "
+            "LEFT JOIN loops l ON l.event = g.event LEFT JOIN verdicts v ON v.event = g.event AND v.name = ? "
+            "WHERE g.event IS NULL OR (l.search = ? AND (? OR coalesce(v.accepted, l.accepted))) "
+            "ORDER BY g.id",
+            (name, search, rejected_loops),
+        )
+        return MotionGraph(rows.edges_from_groups(groups))
+
+    def loops(self, poses: str | None = None) -> list[Loop]:
+        """Loop events with the verdicts of a refinement; of the best poses there are if none is named.
+
+        Poses that were made without loops have none. Before any refinement: those of the latest search.
+        """
+        name, search = self._loops_of(poses)
+        found = self._all(
+            "SELECT l.event, l.query, l.match, coalesce(v.reason, l.reason), coalesce(v.figures, l.figures) "
+            "FROM loops l LEFT JOIN verdicts v ON v.event = l.event AND v.name = ? "
+            "WHERE l.search = ? ORDER BY l.event",
+            (name, search),
+        )
         return [rows.loop_from_row(row) for row in found]
 
-    def loop_groups(self) -> dict[int, int]:
-        """The loop event of every group of `graph(rejected_loops=True)` that belongs to one."""
-        return dict(self._all("SELECT id, event FROM edge_groups WHERE event IS NOT NULL"))
+    def _loops_of(self, poses: str | None) -> tuple[str, int | None]:
+        """The refinement whose verdicts go with poses of a name (with online ones, the best), its search."""
+        searches = {refinement.name: refinement.search for refinement in self.refinements()}
+        name = poses if poses in searches else best_poses(self.trajectory_names())
+        if name in searches:
+            return name, searches[name]
+        return name, self._all("SELECT max(search) FROM loops")[0][0]
+
+    def search_identity(self, search: int) -> dict[str, Any]:
+        """What a search for loops depended on (JSON)."""
+        return json.loads(self._all("SELECT identity FROM searches WHERE search = ?", (search,))[0][0])
+
+    def search_loops(self, search: int) -> list[Loop]:
+        """The loop events of one search as they were measured, or as the user judged them."""
+        found = self._all(
+            "SELECT event, query, match, reason, figures FROM loops WHERE search = ? ORDER BY event",
+            (search,),
+        )
+        return [rows.loop_from_row(row) for row in found]
+
+    def search_graph(self, search: int | None) -> tuple[MotionGraph, dict[int, int]]:
+        """The edges of all windows and of every loop of a search, and the event of each loop's group."""
+        found = self._all(
+            "SELECT id, anchor, kind, edges, information, event FROM edge_groups "
+            "LEFT JOIN loops USING (event) WHERE event IS NULL OR search = ? ORDER BY id",
+            (search,),
+        )
+        graph = MotionGraph(rows.edges_from_groups([row[:5] for row in found]))
+        return graph, {row[0]: row[5] for row in found if row[5] is not None}
 
     def keeps_images(self) -> bool:
         """Whether `image` and `frame` can give any picture."""
@@ -262,14 +327,19 @@ class Map:
         return decode_picture(found[0][0])
 
     def points(self, index: int) -> PointMap | None:
-        """The point map of a frame in its own camera and unit; None if it has none."""
+        """The point map of a frame in its own camera and scale; None if it has none."""
         found = self._of_frame(
             "SELECT height, width, scale, camera, points, colours, confidence FROM points", index
         )
         if not found:
             return None
         height, width, scale, camera, *blobs = found[0]
-        return decode_points(EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs))
+        encoded = EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs)
+        point_map = decode_points(encoded)
+        if encoded.confidence is None or self._all("SELECT * FROM meta WHERE key = ?", (CONFIDENCE_KEY,)):
+            return point_map
+        predictor = str(self.meta.get("identity", {}).get("predictor", ""))
+        return replace(point_map, confidence=from_old_map(point_map.confidence, predictor))
 
     def iter_points(
         self, name: str = ONLINE, frames: Iterable[int] | None = None

@@ -25,6 +25,8 @@ ONLINE = "online"
 """Name of the poses that the mapper itself found."""
 OFFLINE = "offline"
 """Name that a refinement gives its poses."""
+CONFIDENCE_KEY = "points_confidence"
+"""Of the table meta, in maps whose points have probabilities as confidences; without it they are older."""
 POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
@@ -40,15 +42,33 @@ _REPLAYED: dict[str, dict[str, np.dtype | None]] = {
 
 
 def best_poses(names: Iterable[str]) -> str:
-    """Of a map's poses the refined ones, or the online ones if it was not refined."""
-    return OFFLINE if OFFLINE in names else ONLINE
+    """Of a map's poses those called offline, else those that were refined last, else the online ones.
+
+    names: as `Map.trajectory_names` gives them.
+    """
+    known = list(names)
+    return OFFLINE if OFFLINE in known else [ONLINE, *known][-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refinement:
+    """How the poses of one name were made from a map."""
+
+    name: str
+    """By which `Map.trajectory` gives its poses."""
+    settings: dict[str, Any]
+    """Everything that the user could choose (JSON)."""
+    summary: dict[str, Any]
+    """What came out: counts, motions, the solver's report (JSON)."""
+    search: int | None
+    """Number of the search whose loops it uses; None without loops."""
 
 
 class LoopState(StrEnum):
     """What became of a loop event.
 
     An event is measured first; if its measurements agree with each other, the pose graph judges it, anew in
-    every refinement; the user has the last word.
+    every refinement; the user has the last word. The paper's averaging takes events without verification.
     """
 
     UNRELATED = "unrelated"
@@ -59,6 +79,7 @@ class LoopState(StrEnum):
     FITS = "fits"
     SCATTERED = "scattered"
     CONTRADICTED = "contradicted"
+    UNVERIFIED = "unverified"
     ACCEPTED_BY_HAND = "accepted_by_hand"
     REJECTED_BY_HAND = "rejected_by_hand"
 
@@ -70,7 +91,17 @@ class LoopState(StrEnum):
     @property
     def is_accepted(self) -> bool:
         """Whether the event's edges take part in the map."""
-        return self in (LoopState.SUPPORTED, LoopState.FITS, LoopState.ACCEPTED_BY_HAND)
+        return self in (
+            LoopState.SUPPORTED,
+            LoopState.FITS,
+            LoopState.UNVERIFIED,
+            LoopState.ACCEPTED_BY_HAND,
+        )
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether the user has decided."""
+        return self in (LoopState.ACCEPTED_BY_HAND, LoopState.REJECTED_BY_HAND)
 
     @property
     def is_left_out(self) -> bool:
@@ -92,6 +123,7 @@ _LOOP_TEXTS = {
     LoopState.FITS: "no neighbour, but the map agrees",
     LoopState.SCATTERED: "its own edges disagree about the map",
     LoopState.CONTRADICTED: "the map contradicts it",
+    LoopState.UNVERIFIED: "taken without verification",
     LoopState.ACCEPTED_BY_HAND: "accepted by hand",
     LoopState.REJECTED_BY_HAND: "rejected by hand",
 }
@@ -126,7 +158,7 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row of one table, not yet written."""
 
     table: str
@@ -175,11 +207,11 @@ def _array_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
 
 def decisive(
     frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
-) -> list[Row]:
+) -> list[TableRow]:
     """What a frame adds to the trajectory and the graph: the part that a replay must reproduce."""
     intrinsics = prediction.intrinsics or frame.intrinsics
     found = [
-        Row("frames", {
+        TableRow("frames", {
             "frame": frame.index, "timestamp_s": frame.timestamp_s, "status": prediction.status.value,
             "intrinsics": None if intrinsics is None else json.dumps(astuple(intrinsics)),
             "true_pose": _true_pose_blob(frame),
@@ -192,7 +224,9 @@ def decisive(
     return found
 
 
-def bulk(frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int) -> Iterator[Row]:
+def bulk(
+    frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int
+) -> Iterator[TableRow]:
     """A frame's point map and its picture, the longer side at most `image_side`; none if that is 0."""
     if prediction.points_in_anchor is not None:
         encoded = encode_points(
@@ -202,13 +236,13 @@ def bulk(frame: Frame, prediction: WindowPrediction, image_side: int, image_qual
             prediction.intrinsics or frame.intrinsics,
         )
         camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
-        yield Row("points", {"frame": frame.index, **vars(encoded), "camera": camera})
+        yield TableRow("points", {"frame": frame.index, **vars(encoded), "camera": camera})
     if image_side:
         height, width = frame.image.shape[:2]
         shrink = min(1.0, image_side / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
         jpeg = encode_picture(resized(frame.image, *size), image_quality)
-        yield Row("pictures", {"frame": frame.index, "jpeg": jpeg})
+        yield TableRow("pictures", {"frame": frame.index, "jpeg": jpeg})
 
 
 def shows_same(
@@ -225,8 +259,8 @@ def shows_same(
     return float(np.abs(kept.astype(np.int16) - again).mean()) <= _SAME_PICTURE_LEVELS
 
 
-def pose_row(name: str, pose: FramePose, *, known_since: int) -> Row:
-    return Row("poses", {
+def pose_row(name: str, pose: FramePose, *, known_since: int) -> TableRow:
+    return TableRow("poses", {
         "name": name, "frame": pose.frame, "known_since": known_since, "component": pose.component,
         "pose": _doubles(pose.rotation, pose.center),
         "covariance": None if pose.covariance is None else _doubles(pose.covariance),
@@ -263,14 +297,14 @@ def pinhole_from_json(text: str | None) -> Pinhole | None:
     return None if text is None else Pinhole(*json.loads(text))
 
 
-def group_row(edges: Edges, *, event: int | None = None) -> Row:
+def group_row(edges: Edges, *, event: int | None = None) -> TableRow:
     """Edges of one anchor and one kind."""
     records = np.empty(len(edges), EDGE)
     records["member"] = edges.frame_i
     for name in _EDGE_COLUMNS:
         records[name] = getattr(edges, name)
     unknown = np.isnan(edges.information).all()
-    return Row("edge_groups", {
+    return TableRow("edge_groups", {
         "anchor": int(edges.frame_t[0]), "kind": int(edges.kind[0]), "edges": records.tobytes(),
         "information": None if unknown else _doubles(edges.information), "event": event,
     })  # fmt: skip
@@ -297,12 +331,13 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
     )  # fmt: skip
 
 
-def loop_row(loop: Loop) -> Row:
-    return Row("loops", {"event": loop.event, "query": loop.query, "match": loop.match, **verdict(loop)})
+def loop_row(loop: Loop, search: int) -> TableRow:
+    values = {"event": loop.event, "query": loop.query, "match": loop.match, "search": search}
+    return TableRow("loops", values | verdict(loop))
 
 
 def verdict(loop: Loop) -> dict[str, Any]:
-    """The columns of a loop event that a refinement changes."""
+    """The columns that say what became of a loop event."""
     return {
         "accepted": int(loop.accepted), "reason": loop.state.value, "figures": json.dumps(dict(loop.figures))
     }  # fmt: skip
@@ -315,13 +350,13 @@ def loop_from_row(row: Sequence[Any]) -> Loop:
     return Loop(event=event, query=query, match=match, state=state, figures=json.loads(figures))
 
 
-def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[Row]:
+def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[TableRow]:
     """Arrays by name, in parts small enough for a BLOB and for memory."""
     for name, value in state.items():
         array = np.ascontiguousarray(value)
         data = array.reshape(-1).view(np.uint8)
         for part, start in enumerate(range(0, max(1, len(data)), _PART_BYTES)):
-            yield Row("snapshots", {
+            yield TableRow("snapshots", {
                 "frame": frame, "name": name, "part": part,
                 "dtype": array.dtype.str, "shape": json.dumps(value.shape),
                 "data": zlib.compress(data[start : start + _PART_BYTES].tobytes(), 1),

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.pose_graph.edges import Edges
+from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    LOCK,
     acquire_lock,
     create_database,
     explained,
@@ -29,7 +31,7 @@ from anchor3r.store.database import (
     open_database,
     remove_database,
 )
-from anchor3r.store.rows import ONLINE, Loop, Row
+from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
@@ -104,7 +106,9 @@ class MapWriter:
         if exists:
             remove_database(folder)
         writer = MapWriter(folder, lock, create_database(folder), config)
-        writer.write_meta(identity=identity or {}, store=asdict(writer.config))
+        writer.write_meta(
+            identity=identity or {}, store=asdict(writer.config), **{CONFIDENCE_KEY: CONFIDENCE_MEANS}
+        )
         return writer
 
     @staticmethod
@@ -119,6 +123,12 @@ class MapWriter:
         if not holds_map(folder):
             return MapWriter.create(folder, identity, config=config)
         writer = MapWriter.open(folder, config=config)
+        if not writer._value(f"SELECT count(*) FROM meta WHERE key = '{CONFIDENCE_KEY}'", default=0):
+            writer.close()
+            raise Anchor3RError(
+                f"{folder} was begun by an earlier anchor3r, whose points had confidences of another kind; "
+                "it can be read and refined, but new frames need a map of their own: choose another folder"
+            )
         made_from = json.loads(writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}"))
         for key, value in json.loads(json.dumps(identity or {})).items():
             if made_from.get(key) != value:
@@ -155,6 +165,15 @@ class MapWriter:
         finally:
             self._database.close()
             self._lock.close()
+
+    def discard(self) -> None:
+        """Takes a map away that holds nothing yet, and its folder unless something else lies there."""
+        self._database.close()
+        remove_database(self.folder)
+        self._lock.close()
+        with suppress(OSError):
+            (self.folder / LOCK).unlink()
+            self.folder.rmdir()
 
     def record(
         self, frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
@@ -256,31 +275,84 @@ class MapWriter:
             self._replace_poses(name, trajectory)
 
     def write_refinement(
-        self, name: str, trajectory: Trajectory, verdicts: Iterable[Loop], **meta: object
+        self,
+        name: str,
+        trajectory: Trajectory,
+        verdicts: Iterable[Loop] = (),
+        *,
+        search: int | None = None,
+        settings: Mapping[str, object] | None = None,
+        summary: Mapping[str, object] | None = None,
     ) -> None:
-        """Keeps the poses of a refinement, the verdicts on loops that they rest on, and facts about it."""
+        """Keeps the poses of a refinement in place of any of that name, with all that they rest on.
+
+        verdicts: what it decided about the events of its search. What the user said of one stays with the
+        event for all refinements to come.
+        """
         with self._transaction():
             self._replace_poses(name, trajectory)
+            self._database.execute("DELETE FROM refinements WHERE name = ?", (name,))
+            self._database.execute(
+                "INSERT INTO refinements (name, search, settings, summary) VALUES (?, ?, ?, ?)",
+                (name, search, json.dumps(settings or {}), json.dumps(summary or {})),
+            )
+            self._database.execute("DELETE FROM verdicts WHERE name = ?", (name,))
             for loop in verdicts:
-                self._database.execute(
-                    "UPDATE loops SET accepted = :accepted, reason = :reason, figures = :figures "
-                    "WHERE event = :event",
-                    rows.verdict(loop) | {"event": loop.event},
-                )
-            self._replace_meta(meta)
+                columns = rows.verdict(loop) | {"event": loop.event}
+                rows.TableRow("verdicts", columns | {"name": name}).insert(self._database)
+                if loop.state.is_by_hand:
+                    self._database.execute(
+                        "UPDATE loops SET accepted = :accepted, reason = :reason WHERE event = :event",
+                        columns,
+                    )
 
-    def write_loops(self, loops: Iterable[tuple[Loop, Sequence[Edges]]]) -> None:
-        """Keeps loop events with the groups of edges that each measured, in place of all earlier ones."""
+    def begin_search(self, identity: Mapping[str, object], *, anew: bool = False) -> tuple[int, bool]:
+        """The number of the search for loops that depends on `identity` (JSON), and whether it is complete.
+
+        anew: forget what it has found so far.
+        """
+        text = json.dumps(identity, sort_keys=True)
         with self._transaction():
-            self._database.execute("DELETE FROM edge_groups WHERE event IS NOT NULL")
-            self._database.execute("DELETE FROM loops")
+            found = self._database.execute(
+                "SELECT search, complete, identity FROM searches ORDER BY search"
+            ).fetchall()
+            for search, complete, known in found:
+                if json.loads(known) != json.loads(text):
+                    continue
+                if anew:
+                    self._forget_loops(search)
+                    self._database.execute("UPDATE searches SET complete = 0 WHERE search = ?", (search,))
+                return search, bool(complete) and not anew
+            search = 1 + max((row[0] for row in found), default=-1)
+            self._database.execute("INSERT INTO searches VALUES (?, ?, 0)", (search, text))
+        return search, False
+
+    def finish_search(self, search: int) -> None:
+        """Notes that all loops of a search are in the map."""
+        with self._transaction():
+            self._database.execute("UPDATE searches SET complete = 1 WHERE search = ?", (search,))
+
+    def next_event(self) -> int:
+        """The number of the next loop event; numbers are unique over all searches."""
+        return 1 + int(self._value("SELECT max(event) FROM loops", default=-1))
+
+    def write_loops(self, loops: Iterable[tuple[Loop, Sequence[Edges]]], search: int = 0) -> None:
+        """Keeps loop events with the groups of edges that each measured, in place of all of that search."""
+        with self._transaction():
+            self._forget_loops(search)
             for loop, groups in loops:
-                self._insert_loop(loop, groups)
+                self._insert_loop(loop, groups, search)
 
-    def add_loop(self, loop: Loop, groups: Sequence[Edges]) -> None:
-        """Keeps one more loop event with its groups of edges."""
+    def add_loop(self, loop: Loop, groups: Sequence[Edges], search: int = 0) -> None:
+        """Keeps one more loop event of a search with its groups of edges."""
         with self._transaction():
-            self._insert_loop(loop, groups)
+            self._insert_loop(loop, groups, search)
+
+    def _forget_loops(self, search: int) -> None:
+        events = "SELECT event FROM loops WHERE search = ?"
+        self._database.execute(f"DELETE FROM edge_groups WHERE event IN ({events})", (search,))
+        self._database.execute(f"DELETE FROM verdicts WHERE event IN ({events})", (search,))
+        self._database.execute("DELETE FROM loops WHERE search = ?", (search,))
 
     def _replace_meta(self, values: Mapping[str, object]) -> None:
         self._database.executemany(
@@ -292,8 +364,8 @@ class MapWriter:
         for k in range(len(trajectory)):
             rows.pose_row(name, trajectory.pose(k), known_since=self.last_frame).insert(self._database)
 
-    def _insert_loop(self, loop: Loop, groups: Iterable[Edges]) -> None:
-        rows.loop_row(loop).insert(self._database)
+    def _insert_loop(self, loop: Loop, groups: Iterable[Edges], search: int) -> None:
+        rows.loop_row(loop, search).insert(self._database)
         for edges in groups:
             rows.group_row(edges, event=loop.event).insert(self._database)
 
@@ -329,7 +401,7 @@ class MapWriter:
                 raise
         self.commit()
 
-    def _compare(self, frame: int, recomputed: Iterable[Row]) -> None:
+    def _compare(self, frame: int, recomputed: Iterable[TableRow]) -> None:
         for row in recomputed:
             with explained(self.folder):
                 difference = row.difference(self._database)
@@ -346,10 +418,10 @@ class MapWriter:
                     difference, frame,
                 )  # fmt: skip
 
-    def _runtime(self, frame: int) -> Row:
+    def _runtime(self, frame: int) -> TableRow:
         now = time.monotonic()
         seconds, self._recorded_at = now - self._recorded_at, now
-        return Row("runtime", {"frame": frame, "seconds": seconds, "peak_rss_bytes": _peak_rss_bytes()})
+        return TableRow("runtime", {"frame": frame, "seconds": seconds, "peak_rss_bytes": _peak_rss_bytes()})
 
     def _value(self, query: str, *, default: Any) -> Any:
         with explained(self.folder):

@@ -27,7 +27,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes files and talks."""
+        """Whether this process writes files and shows progress."""
         return self.rank == 0
 
     def all_finite(self, value: Tensor) -> bool:

@@ -8,10 +8,11 @@ from math import cos, pi
 from typing import Any, Literal
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.model.config import PRESETS, NetworkConfig
+from anchor3r.model import TINY_WEIGHTS
+from anchor3r.model.config import PRESETS, MatchingConfig, NetworkConfig
 from anchor3r.training.data import DataConfig, SourceSet, WorldSet
 from anchor3r.training.losses import LossConfig
-from anchor3r.training.sampling import SamplingConfig
+from anchor3r.training.sampling import AugmentConfig, SamplingConfig
 
 Sharding = Literal["ddp", "fsdp"]
 
@@ -68,7 +69,7 @@ class Recipe:
     ema_decay: float = 0.999
     """Memory of the averaged weights, which are the ones kept."""
     known_camera_probability: float = 1.0
-    """Share of batches in which the network is told the intrinsics."""
+    """Share of batches in which the network gets the intrinsics."""
     gradient_checkpointing: bool = False
     """Recomputes layers in the backward pass to save memory."""
     sharding: Sharding = "ddp"
@@ -77,6 +78,20 @@ class Recipe:
     """So many steps in a row with a loss that is not finite end the run."""
     init: str | None = None
     """Checkpoint to start from."""
+    encoder_init: str | None = None
+    """File that the image encoder alone starts from: official DINOv2 weights with registers for a vision
+    transformer, one of our checkpoints for a correlation stem."""
+    freeze_encoder: bool = False
+    """Whether the image encoder, and the matcher of a correlation stem, keep their weights."""
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.encoder_init is not None:
+            raise Anchor3RError(
+                f"'{self.name}' starts from the whole network {self.init} or from the encoder "
+                f"{self.encoder_init}, not from both"
+            )
+        if self.freeze_encoder and self.loss.match_weight:
+            raise ValueError("a frozen matcher has no loss of its own: match_weight must be 0")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,7 +120,10 @@ def paper() -> Recipe:
 
 
 def ablation_small() -> Recipe:
-    """The paper's ablations: ViT-S on Virtual KITTI 2, whose sequences are named with --data."""
+    """The paper's ablations: ViT-S on Virtual KITTI 2, whose sequences are named with --data.
+
+    The paper does not say what the encoder starts from; DINOv2-S (--encoder) is what its size comes with.
+    """
     return Recipe(
         name="ablation-small",
         network=PRESETS["small"],
@@ -119,6 +137,59 @@ def ablation_small() -> Recipe:
         steps=40_000,
         gradient_checkpointing=True,
     )
+
+
+def ablation() -> Recipe:
+    """The paper's ablations in miniature: what a CPU core trains in minutes, on rendered streets.
+
+    Nothing but the blocks and the heads is trained: the correlation stem is the one that ships, as a
+    pretrained encoder is where there are GPUs. Its matches replace what a vision transformer would have to
+    learn about correspondence, so that a few hundred steps are enough to tell variants apart, if they differ.
+    """
+    stem = MatchingConfig(area=48 * 64, window_estimation=False)
+    return Recipe(
+        name="ablation",
+        network=replace(PRESETS["tiny"], matching=stem, window=10),
+        loss=replace(tiny().loss, match_weight=0.0),
+        data=DataConfig(
+            sets=((WorldSet(shares=(("street", "driving", 1.0),)), 1.0),),
+            num_frames=20,
+            sizes=((48, 64),),
+            augment=AugmentConfig(min_crop=0.9),
+        ),
+        optimiser=OptimiserConfig(
+            learning_rate=6e-4, warmup_steps=40, final_fraction=0.02, betas=(0.9, 0.98), clip_norm=20.0
+        ),
+        steps=2_000,
+        ema_decay=0.98,
+        encoder_init=str(TINY_WEIGHTS),
+        freeze_encoder=True,
+    )
+
+
+def _with_network(**changes: Any) -> Callable[[Recipe], Recipe]:
+    return lambda recipe: replace(recipe, network=replace(recipe.network, **changes))
+
+
+def _from_scratch(recipe: Recipe) -> Recipe:
+    """Without a pretrained encoder: it is trained, too, a correlation stem by the loss of its matches."""
+    match_weight = 0.0 if recipe.network.matching is None else tiny().loss.match_weight
+    loss = replace(recipe.loss, match_weight=match_weight)
+    return replace(recipe, loss=loss, encoder_init=None, freeze_encoder=False)
+
+
+VARIANTS: dict[str, Callable[[Recipe], Recipe]] = {
+    "baseline": lambda recipe: recipe,
+    "pose-cache": _with_network(cache_pose_tokens=True),
+    "first-centric": _with_network(gauge="first"),
+    "window-5": _with_network(window=5),
+    "window-15": _with_network(window=15),
+    "scratch": _from_scratch,
+}
+"""Rows of the paper's ablations: what each changes of `ablation-small` or `ablation`. The baseline is the
+paper's method: current-centric, image-only cache, W = 10, pretrained encoder."""
+ABLATIONS = ("ablation-small", "ablation")
+"""Recipes that have variants."""
 
 
 TINY_SIZES = ((96, 128), (96, 144), (80, 144), (80, 160), (64, 192), (64, 208))
@@ -158,6 +229,7 @@ def tiny() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "paper": paper,
     "ablation-small": ablation_small,
+    "ablation": ablation,
     "tiny": tiny,
 }
 
@@ -168,11 +240,12 @@ def load_recipe(
     *,
     needs_data: bool = True,
     seed: int | None = None,
+    variant: str | None = None,
     **changes: Any,
 ) -> Recipe:
     """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced.
 
-    `seed` is that of the data, from 0 to 2³¹ - 1.
+    `seed` is that of the data and of the initial weights, from 0 to 2³¹ - 1; `variant` is one of `VARIANTS`.
     """
     if name not in RECIPES:
         raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
@@ -186,4 +259,13 @@ def load_recipe(
         if not 0 <= seed < 2**31:
             raise Anchor3RError(f"seed is {seed}; give a number from 0 to {2**31 - 1}")
         recipe = replace(recipe, data=replace(recipe.data, seed=seed))
-    return replace(recipe, **changes)
+    recipe = replace(recipe, **changes)
+    return recipe if variant is None else _varied(recipe, variant)
+
+
+def _varied(recipe: Recipe, variant: str) -> Recipe:
+    if recipe.name not in ABLATIONS:
+        raise Anchor3RError(f"'{recipe.name}' has no variants; {' and '.join(ABLATIONS)} have")
+    if variant not in VARIANTS:
+        raise Anchor3RError(f"no variant is called '{variant}'; there are {', '.join(VARIANTS)}")
+    return replace(VARIANTS[variant](recipe), name=f"{recipe.name}-{variant}")

@@ -52,7 +52,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a progress bar wants to know."""
+    """How far a run has come, for a progress bar."""
 
     step: int
     steps: int
@@ -71,6 +71,10 @@ class Trainer:
         network.gradient_checkpointing = recipe.gradient_checkpointing
         if recipe.init is not None:
             load_tensors(network, read_tensors(recipe.init)[0], source=recipe.init)
+        if recipe.encoder_init is not None:
+            network.load_encoder(recipe.encoder_init)
+        for part in network.encoder_parts if recipe.freeze_encoder else ():
+            part.requires_grad_(False)
         self.model = distribute(network, recipe.sharding, group)
         self.optimiser = make_optimiser(self.model, recipe)
         self.ema = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -83,7 +87,7 @@ class Trainer:
         self.journal = Journal(config.out, self.step) if group.is_first else None
 
     def run(self, on_step: Callable[[Progress], None] | None = None) -> None:
-        """Trains; `on_step` hears of every step."""
+        """Trains; `on_step` is called after every step."""
         recipe, config = self.recipe, self.config
         data = ClipBatches(recipe.data, recipe.clips_per_process, self.group.rank, self.group.count)
         stream = batches(data, self.step * recipe.accumulate, workers=config.workers)
@@ -134,8 +138,8 @@ class Trainer:
     def _forward(self, clips: Clips) -> tuple[Tensor, dict[str, Tensor]]:
         device = self.group.device
         clips = clips.to(device)
-        told = np.random.default_rng([self.recipe.data.seed, 3, self.step]).random()
-        cameras = clips.cameras if told < self.recipe.known_camera_probability else None
+        draw = np.random.default_rng([self.recipe.data.seed, 3, self.step]).random()
+        cameras = clips.cameras if draw < self.recipe.known_camera_probability else None
         # Half precision only where the hardware is made for it; on CPUs it is slower than float32.
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             output = self.model(clips.images, cameras)
@@ -224,7 +228,8 @@ def make_optimiser(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     config = recipe.optimiser
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
+        if parameter.requires_grad:
+            groups.setdefault(("_head." in name, parameter.ndim >= 2), []).append(parameter)
     return torch.optim.AdamW(
         [
             {

@@ -13,8 +13,7 @@ from anchor3r.model.network import WindowOutput
 from anchor3r.training.clips import Clips, cell_depth
 from anchor3r.training.data import ClipBatches
 from anchor3r.training.distributed import Processes
-from anchor3r.training.losses import quaternions_xyzw, relative_poses
-from anchor3r.training.match_loss import true_correspondences
+from anchor3r.training.losses import true_correspondences
 from anchor3r.training.recipes import Recipe
 
 VALIDATION_SEED = 2**31
@@ -57,20 +56,19 @@ def validate(network: nn.Module, recipe: Recipe, group: Processes) -> Scores:
 def _errors(output: WindowOutput, clips: Clips) -> dict[str, Tensor]:
     """Of each anchor and the frame before it: degrees, degrees, relative depth; of matches: pixels."""
     b, s = clips.images.shape[:2]
-    ages = output.ages.unflatten(0, (b, s))
-    pose = output.poses[-1].unflatten(0, (b, s))
-    truth = relative_poses(clips.camera_from_world, ages)
-    neighbour = ages == 1
-    q = torch.nn.functional.normalize(pose[..., 3:7][neighbour], dim=-1)
-    dot = (q * quaternions_xyzw(truth[..., :3, :3])[neighbour]).sum(-1).abs().clamp(max=1)
-    moved, true_move = pose[..., :3][neighbour], truth[..., :3, 3][neighbour]
+    truth = clips.camera_from_world[:, :-1] @ torch.linalg.inv(clips.camera_from_world[:, 1:])
+    truth = truth.flatten(0, 1)
+    predicted = neighbour_poses(output, b, s)
+    # The chord of the angle between two rotations, which unlike its cosine is exact for small ones.
+    chord = (predicted[:, :3, :3] - truth[:, :3, :3]).flatten(1).norm(dim=1) / 8**0.5
+    moved, true_move = predicted[:, :3, 3], truth[:, :3, 3]
     cosine = torch.nn.functional.cosine_similarity(moved, true_move, dim=-1).clamp(-1, 1)
     stride = clips.depth.shape[-1] // output.points.shape[2]
     depth = cell_depth(clips.depth.flatten(0, 1), stride)
     known = depth > 0
     ratio = output.points[..., 2][known] / depth[known]
     errors = {
-        "rotation_deg": torch.rad2deg(2 * dot.acos()),
+        "rotation_deg": torch.rad2deg(2 * chord.clamp(max=1).asin()),
         "direction_deg": torch.rad2deg(cosine.acos()),
         "depth_rel": (ratio / ratio.median() - 1).abs(),
     }
@@ -79,6 +77,34 @@ def _errors(output: WindowOutput, clips: Clips) -> dict[str, Tensor]:
         distance = (found.pixel - output.matches.pixel).norm(dim=-1)
         errors["match_px"] = distance[found.visible & found.known]
     return errors
+
+
+def neighbour_poses(output: WindowOutput, num_clips: int, num_frames: int) -> Tensor:
+    """Predicted previous_from_anchor (B (S - 1), 4, 4) of every frame of the clips but their first one.
+
+    A network in the `first` gauge says it only by way of the first frame: T_{t-1} T_t⁻¹.
+    """
+    ages = output.ages.unflatten(0, (num_clips, num_frames))
+    pose = output.poses[-1].unflatten(0, (num_clips, num_frames))
+    if output.gauge == "current":
+        return pose_matrices(pose[ages == 1])
+    camera_from_first = pose_matrices(pose[:, :, 0])
+    return (camera_from_first[:, :-1] @ torch.linalg.inv(camera_from_first[:, 1:])).flatten(0, 1)
+
+
+def pose_matrices(pose: Tensor) -> Tensor:
+    """Translation and quaternion xyzw, first of the numbers (..., 9) -> (..., 4, 4)."""
+    x, y, z, w = torch.nn.functional.normalize(pose[..., 3:7], dim=-1).unbind(-1)
+    rotation = torch.stack(
+        [
+            1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
+            2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
+            2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
+        ], -1,
+    ).unflatten(-1, (3, 3))  # fmt: skip
+    matrix = torch.eye(4, device=pose.device).expand(*pose.shape[:-1], 4, 4).clone()
+    matrix[..., :3, :3], matrix[..., :3, 3] = rotation, pose[..., :3]
+    return matrix
 
 
 def draw_samples(output: WindowOutput, clips: Clips) -> NDArray[np.uint8]:
@@ -93,7 +119,7 @@ def draw_samples(output: WindowOutput, clips: Clips) -> NDArray[np.uint8]:
     confidence = output.confidence[:s].cpu().numpy()
     low, high = np.percentile(np.log(truth[truth > 0]), [2, 98]) if (truth > 0).any() else (0.0, 1.0)
 
-    def coloured(values: NDArray, start: float, end: float) -> NDArray[np.uint8]:
+    def coloured(values: NDArray[np.float32], start: float, end: float) -> NDArray[np.uint8]:
         factor = height // values.shape[1]
         scaled = np.clip((values - start) / (end - start + 1e-9), 0, 1).repeat(factor, 1).repeat(factor, 2)
         return (colormaps["turbo"](scaled)[..., :3] * 255).astype(np.uint8)

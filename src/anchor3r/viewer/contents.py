@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Sim3, umeyama
 from anchor3r.store import ONLINE, Loop, Map, load_map
 from anchor3r.store.database import DATABASE
 from anchor3r.store.pointmaps import resized
-from anchor3r.trajectory import Trajectory
-from anchor3r.viewer.cache import load_levels, save_levels
-from anchor3r.viewer.levels import Levels, LevelsConfig, to_world
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
+from anchor3r.viewer.levels import Levels, LevelsConfig, load_levels, save_levels, to_world
 
 THUMBNAIL_SIDE = 128
 """Longer side in pixels of the pictures in camera frustums."""
 _UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT = 1.0, 4 / 3
+_FRAMED_POINTS = 20_000
+"""Points that a view is framed by, evenly chosen from more."""
 _CACHE_GROWTH = 1.5  # the cache is written again once so many times as many points are held
 
 
 @dataclass(frozen=True)
-class Camera:
+class FrustumShape:
     """What the frustum of a frame looks like."""
 
     fov_rad: float
@@ -51,19 +51,19 @@ class MapContents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._made.close()
+        self._scene_map.close()
 
     def _open(self) -> None:
-        self._made: Map = load_map(self.folder)
+        self._scene_map: Map = load_map(self.folder)
         self._file = (self.folder / DATABASE).stat().st_ino
         self._version: int | None = None
         self.trajectories: dict[str, Trajectory] = {}
         self.truth: Trajectory | None = None
-        self.loops: list[Loop] = []
+        self.loops: dict[str, list[Loop]] = {}
         self.num_frames = 0
         self.num_expected: int | None = None
         self.levels = Levels(self._config)
-        self._identity = self._made.meta.get("identity")
+        self._identity = self._scene_map.meta.get("identity")
         load_levels(self.levels, self.folder, self._identity)
         self._num_cached = len(self.levels)
         self.camera = lru_cache(maxsize=512)(self._camera)
@@ -75,17 +75,18 @@ class MapContents:
         except OSError as error:
             raise Anchor3RError(f"{self.folder} is gone or cannot be read ({error.strerror})") from error
         if replaced:
-            self._made.close()
+            self._scene_map.close()
             self._open()
-        version = self._made.version()
+        version = self._scene_map.version()
         if version == self._version:
             return False
         self.trajectories = {
-            name: self._made.trajectory(name) for name in self._made.trajectory_names() or [ONLINE]
+            name: self._scene_map.trajectory(name) for name in self._scene_map.trajectory_names() or [ONLINE]
         }
-        self.truth, self.loops = self._made.true_trajectory(), self._made.loops()
-        self.num_frames = self._made.num_frames
-        self.num_expected = self._made.meta.get("num_frames")
+        self.truth = self._scene_map.true_trajectory()
+        self.loops = {name: self._scene_map.loops(name) for name in self.trajectories}
+        self.num_frames = self._scene_map.num_frames
+        self.num_expected = self._scene_map.meta.get("num_frames")
         self._version = version
         return True
 
@@ -98,7 +99,7 @@ class MapContents:
         ends_s = time.monotonic() + seconds
         while pending := self.levels.pending(self.online):
             for k in pending:
-                self.levels.build(k, self.online, self._made.points)
+                self.levels.build(k, self.online, self._scene_map.points)
                 if time.monotonic() > ends_s:
                     return False
         if len(self.levels) >= _CACHE_GROWTH * self._num_cached:
@@ -120,23 +121,20 @@ class MapContents:
                 f"{self.folder} cannot be written, so the levels of detail are built again at each opening."
             ]
 
-    def aligned_truth(self, name: str) -> tuple[NDArray[np.float64], float] | None:
-        """Ground-truth centres (n, 3) in the world of those poses, and the true unit's length there."""
-        poses = self.trajectories[name]
-        if self.truth is None or not len(poses):
+    def aligned_truth(self, poses: Trajectory) -> tuple[NDArray[np.float64], float] | None:
+        """Ground-truth centres (n, 3) in the world of these poses, and how long a metre is there."""
+        world_from_true = None if self.truth is None else estimated_from_true_world(poses, self.truth)
+        if self.truth is None or world_from_true is None:
             return None
-        component = np.zeros(len(poses), np.int64) if poses.component is None else poses.component
-        largest = poses.select(component == np.bincount(component).argmax())
-        _, ours, theirs = np.intersect1d(largest.frames, self.truth.frames, return_indices=True)
-        if len(ours) < 3:
-            return None
-        world_from_true: Sim3 = umeyama(self.truth.center[theirs], largest.center[ours])
-        return np.asarray(world_from_true.apply(self.truth.center), np.float64), float(world_from_true.scale)
+        frames = self.truth.frames
+        within = self.truth.select((frames >= poses.frames[0]) & (frames <= poses.frames[-1]))
+        return np.asarray(world_from_true.apply(within.center), np.float64), float(world_from_true.scale)
 
     def depth(self) -> float:
-        """How far typical points are from their camera, in units of the online world: the view's yardstick.
+        """How far typical points are from their camera, in units of the online world.
 
-        Rounded to half octaves, so that it changes seldom while the map grows.
+        Sizes in the view follow from it. Rounded to half octaves, so that it changes seldom while the map
+        grows.
         """
         points = self.levels.sample(20_000)
         points = points.select(np.isin(points.frame, self.online.frames))
@@ -147,32 +145,39 @@ class MapContents:
             typical = float(np.ptp(self.online.center, axis=0).max()) / 10
         return float(2 ** (np.round(2 * np.log2(typical)) / 2)) if typical else 1.0
 
-    def confidence(self, hidden_percent: float) -> float:
-        """The threshold that hides about this part of the points, to two digits; ∞ for all of them."""
-        if hidden_percent >= 100:
-            return np.inf
-        confidence = self.levels.sample(100_000).confidence
-        if not hidden_percent or not len(confidence):
-            return 0.0
-        return float(f"{np.percentile(confidence, hidden_percent):.2g}")
+    def poses(self, name: str, component: int | None = None) -> Trajectory:
+        """The poses of that name in one component, the largest if none is given or there is no such."""
+        found = self.trajectories[name]
+        if component is None or component not in self.components(name):
+            return found.largest_component()
+        assert found.component is not None
+        return found.select(found.component == component)
 
-    def up(self) -> NDArray[np.float64]:
-        """(3,) against the mean of where the cameras' y axes point, which is down."""
-        down = self.online.rotation[:, 1].mean(0) if len(self.online) else np.array([0.0, 1.0, 0.0])
-        length = np.linalg.norm(down)
-        return -down / length if length > 0.1 else np.array([0.0, -1.0, 0.0])
+    def components(self, name: str) -> list[int]:
+        """Numbers of the components that poses of that name have, the largest first."""
+        found = self.trajectories[name].component
+        if found is None:
+            return []
+        labels, counts = np.unique(found, return_counts=True)
+        return labels[np.argsort(-counts, kind="stable")].tolist()
 
-    def _camera(self, frame: int) -> Camera:
+    def seen_from(self, poses: Trajectory, min_confidence: float) -> NDArray[np.float32]:
+        """(n, 3) some of the points that are sure enough, where these poses place them."""
+        points = self.levels.sample(_FRAMED_POINTS)
+        points = points.select(np.isin(points.frame, poses.frames) & (points.confidence >= min_confidence))
+        return to_world(points, poses)
+
+    def _camera(self, frame: int) -> FrustumShape:
         try:
-            kept = self._made.frame(frame)
+            kept = self._scene_map.frame(frame)
         except Anchor3RError:  # a map without images still shows where its cameras were
-            return Camera(_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT, None)
+            return FrustumShape(_UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT, None)
         height, width = kept.image.shape[:2]
         shrink = min(1.0, THUMBNAIL_SIDE / max(height, width))
         thumbnail = resized(kept.image, max(1, round(width * shrink)), max(1, round(height * shrink)))
         lens = kept.intrinsics
         fov_rad = _UNKNOWN_FOV_RAD if lens is None else 2 * float(np.arctan(lens.height / 2 / lens.fy))
-        return Camera(fov_rad, width / height, thumbnail)
+        return FrustumShape(fov_rad, width / height, thumbnail)
 
 
 def uncertainty(poses: Trajectory) -> NDArray[np.float64]:

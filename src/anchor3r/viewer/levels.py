@@ -1,27 +1,36 @@
-"""Points of a map at voxel levels of detail, few enough to hold and to draw however long the map is.
+"""LevelPoints of a map at voxel levels of detail, few enough to hold and to draw however long the map is.
 
 The trajectory is cut into segments of equally many poses. Of each segment some frames are read, their points
 thinned, and every point is given the coarsest voxel level at which it stands for its voxel: showing the
-points of a level and above is showing the map through voxels of that size. Points stay in the camera of
+points of a level and above is showing the map through voxels of that size. LevelPoints stay in the camera of
 their frame, so that they move with whatever poses are chosen. Voxels are laid in the online world; those of
 different segments are apart, so that a place that was passed twice is seen twice.
 """
 
 from __future__ import annotations
 
+import json
+import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.io.files import replacing
 from anchor3r.store import PointMap
 from anchor3r.trajectory import Trajectory
 
+CACHE = "view.npz"
+"""File of the levels in the folder of their map, so that it opens at once the next time."""
+_CACHE_FORMAT = 2
 ReadPoints = Callable[[int], PointMap | None]
 _CELL_BITS = 21  # of each grid coordinate in a voxel's key
 _FRACTIONS = 16
+_DENSE_POINTS = 200_000  # from so many on a cloud is dense
 _GOLDEN = 0.6180339887  # multiples of it spread evenly over [0, 1)
 
 
@@ -32,11 +41,11 @@ class LevelsConfig:
     segment_poses: int = 64
     """Poses in a segment."""
     segment_points: int = 250_000
-    """Points of a segment that voxels are laid over; of denser point maps, pixels are left out."""
+    """LevelPoints of a segment that voxels are laid over; of denser point maps, pixels are left out."""
     capacity: int = 4_000_000
-    """Points held; when there are more, the finest level goes and voxels become twice as large."""
+    """LevelPoints held; when there are more, the finest level goes and voxels become twice as large."""
     points_read: int = 8_000_000
-    """Points of the whole map that voxels are laid over, if its segments are many."""
+    """LevelPoints of the whole map that voxels are laid over, if its segments are many."""
     first_look_frames: int = 1000
     """Frames that are read before the whole map is on the screen once,"""
     first_look_points: int = 1_500_000
@@ -55,8 +64,8 @@ class LevelsConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
-    """Columns of n points, each in the camera and unit of its frame."""
+class LevelPoints:
+    """Columns of n points, each in the camera and scale of its frame."""
 
     frame: NDArray[np.int32]
     """(n,) indices in the source"""
@@ -72,22 +81,22 @@ class Points:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def select(self, which: NDArray | slice) -> Points:
+    def select(self, which: NDArray[Any] | slice) -> LevelPoints:
         """Those of a mask or an index array."""
-        return Points(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
+        return LevelPoints(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
     @staticmethod
-    def concatenated(parts: list[Points]) -> Points:
+    def concatenated(parts: list[LevelPoints]) -> LevelPoints:
         parts = parts or [NO_POINTS]
-        return Points(
+        return LevelPoints(
             **{
                 field.name: np.concatenate([getattr(p, field.name) for p in parts])
-                for field in fields(Points)
+                for field in fields(LevelPoints)
             }
         )
 
 
-NO_POINTS = Points(
+NO_POINTS = LevelPoints(
     frame=np.empty(0, np.int32),
     in_camera=np.empty((0, 3), np.float32),
     colours=np.empty((0, 3), np.uint8),
@@ -104,7 +113,7 @@ class Segment:
     """Of the poses that it was built with: a segment that has grown or changed is built again."""
     is_thorough: bool
     """False after the first look."""
-    points: Points
+    points: LevelPoints
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class Cut:
     fraction: float
     """and this part of those one level below."""
 
-    def mask(self, points: Points) -> NDArray[np.bool_]:
+    def mask(self, points: LevelPoints) -> NDArray[np.bool_]:
         """(n,) whether each point is drawn; the same ones again whenever the cut is the same."""
         mask = points.level >= self.level
         if self.fraction > 0:
@@ -183,12 +192,13 @@ class Levels:
         # In steps, so that the cut stays the same while a map grows a little.
         return Cut(level, float(np.floor(_FRACTIONS * left / counts[level - 1]) / _FRACTIONS))
 
-    def sample(self, count: int) -> Points:
+    def sample(self, count: int) -> LevelPoints:
         """About that many points, from everywhere."""
         step = max(1, len(self) // count)
-        return Points.concatenated([s.points.select(slice(None, None, step)) for s in self.segments.values()])
+        every = slice(None, None, step)
+        return LevelPoints.concatenated([segment.points.select(every) for segment in self.segments.values()])
 
-    def _with_levels(self, raw: Points, part: Trajectory) -> Points:
+    def _with_levels(self, raw: LevelPoints, part: Trajectory) -> LevelPoints:
         """The points that stand for a voxel, with their levels."""
         world = to_world(raw, part)
         if self.voxel is None:
@@ -199,7 +209,7 @@ class Levels:
         )
         kept = np.flatnonzero(level >= 0)
         points = raw.select(kept)
-        return Points(**{**vars(points), "level": level[kept].astype(np.uint8)})
+        return LevelPoints(**{**vars(points), "level": level[kept].astype(np.uint8)})
 
     def _coarsen(self) -> None:
         """Twice as large voxels."""
@@ -207,11 +217,11 @@ class Levels:
         self.voxel *= 2
         for k, segment in self.segments.items():
             points = segment.points.select(segment.points.level > 0)
-            points = Points(**{**vars(points), "level": points.level - np.uint8(1)})
+            points = LevelPoints(**{**vars(points), "level": points.level - np.uint8(1)})
             self.segments[k] = Segment(segment.checksum, segment.is_thorough, points)
 
 
-def to_world(points: Points, poses: Trajectory) -> NDArray[np.float32]:
+def to_world(points: LevelPoints, poses: Trajectory) -> NDArray[np.float32]:
     """(n, 3) in the world of the poses, which hold every frame of the points."""
     rows = np.searchsorted(poses.frames, points.frame)
     scale = np.ones(len(poses)) if poses.log_scale is None else np.exp(poses.log_scale)
@@ -221,19 +231,28 @@ def to_world(points: Points, poses: Trajectory) -> NDArray[np.float32]:
     return world + poses.center.astype(np.float32)[rows]
 
 
-def _raw_points(frames: list[int], read_points: ReadPoints, most: int) -> Points:
-    """Points of these frames, about equally many of each and at most `most` together."""
+def magnified(num_points: int) -> float:
+    """By how much points are drawn larger where they are few, so that they are seen.
+
+    In octaves, so that it changes seldom.
+    """
+    octaves = np.round(np.log2(_DENSE_POINTS / max(1, num_points)) / 3)
+    return float(2 ** np.clip(octaves, 0, 2))
+
+
+def _raw_points(frames: list[int], read_points: ReadPoints, most: int) -> LevelPoints:
+    """LevelPoints of these frames, about equally many of each and at most `most` together."""
     share = max(1, most // max(1, len(frames)))
-    return Points.concatenated([_valid(frame, read_points(frame), share) for frame in frames])
+    return LevelPoints.concatenated([_valid(frame, read_points(frame), share) for frame in frames])
 
 
-def _valid(frame: int, point_map: PointMap | None, most: int) -> Points:
+def _valid(frame: int, point_map: PointMap | None, most: int) -> LevelPoints:
     """At most so many points of a frame, evenly from all over its grid."""
     if point_map is None:
         return NO_POINTS
     good = np.flatnonzero(np.isfinite(point_map.points_in_camera).all(-1))
     good = good[np.linspace(0, len(good), min(most, len(good)), endpoint=False).astype(np.int64)]
-    return Points(
+    return LevelPoints(
         frame=np.full(len(good), frame, np.int32),
         in_camera=point_map.points_in_camera.reshape(-1, 3)[good],
         colours=point_map.colours.reshape(-1, 3)[good],
@@ -266,3 +285,47 @@ def _levels(
 
 def _checksum(poses: Trajectory, rows: slice) -> int:
     return zlib.crc32(poses.center[rows].tobytes(), zlib.crc32(poses.frames[rows].tobytes()))
+
+
+def save_levels(levels: Levels, folder: Path, made_from: Any) -> None:
+    """Writes every segment into the folder of the map.
+
+    `made_from` (JSON) says what the map is, and must be the same on loading.
+    """
+    keys = sorted(levels.segments)
+    segments = [levels.segments[k] for k in keys]
+    points = LevelPoints.concatenated([segment.points for segment in segments])
+    columns = {field.name: getattr(points, field.name) for field in fields(LevelPoints)}
+    table = np.array(
+        [(k, s.checksum, s.is_thorough, len(s.points)) for k, s in zip(keys, segments, strict=True)]
+    )
+    with replacing(folder / CACHE) as file:
+        np.savez(
+            file, allow_pickle=False, head=_cache_head(levels, made_from), voxel=levels.voxel or 0.0,
+            segments=table.reshape(-1, 4), **columns,
+        )  # fmt: skip
+
+
+def load_levels(levels: Levels, folder: Path, made_from: Any) -> bool:
+    """Fills empty levels from the folder, and says whether there was anything of this map to use.
+
+    Whether a segment is still that of the map shows its checksum.
+    """
+    try:
+        with np.load(folder / CACHE, allow_pickle=False) as stored:
+            if str(stored["head"]) != _cache_head(levels, made_from):
+                return False
+            points = LevelPoints(**{field.name: stored[field.name] for field in fields(LevelPoints)})
+            voxel, table = float(stored["voxel"]), stored["segments"]
+    # A file of another version, or one that a disk has damaged, is as good as none: it is made anew.
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return False
+    ends = np.cumsum(table[:, 3])
+    levels.voxel = voxel or None
+    for (k, checksum, is_thorough, count), end in zip(table.tolist(), ends.tolist(), strict=True):
+        levels.segments[k] = Segment(checksum, bool(is_thorough), points.select(slice(end - count, end)))
+    return True
+
+
+def _cache_head(levels: Levels, made_from: Any) -> str:
+    return json.dumps({"format": _CACHE_FORMAT, "levels": asdict(levels.config), "made_from": made_from})

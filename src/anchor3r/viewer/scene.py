@@ -5,47 +5,29 @@ from __future__ import annotations
 import zlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import viser
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import quat_from_rotation
 from anchor3r.trajectory import Trajectory
-from anchor3r.viewer import colours
 from anchor3r.viewer.contents import MapContents, uncertainty
-from anchor3r.viewer.levels import Cut, Points, Segment, to_world
+from anchor3r.viewer.levels import Cut, LevelPoints, Segment, magnified, to_world
+from anchor3r.viewer.settings import MAX_POINTS, ColourBy, ViewSettings
 
-MAX_POINTS = 2_000_000
-"""Points on the screen at most."""
 _MAX_NODES = 128  # that the cloud is spread over: a change of the time range resends two of them
 _LINE_PIXELS = 3.0
-_DENSE_POINTS = 200_000
-
-ColourBy = Literal["time", "uncertainty"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ViewSettings:
-    """What the controls say."""
-
-    poses: str
-    """Name of the trajectory that everything is placed by."""
-    first: int
-    last: int
-    """Frames of this range are shown, both included."""
-    colour_by: ColourBy = "time"
-    """What the trajectory's colour tells."""
-    min_confidence: float = 0.0
-    point_size: float = 1.0
-    """1 is what suits the distance of typical points."""
-    point_budget: int = 1_000_000
-    cameras: int = 25
-    """Frustums at most."""
-    accepted_loops: bool = True
-    rejected_loops: bool = False
-    truth: bool = True
+# Six stops of viridis, dark and blue to bright and yellow.
+_RAMP = np.array([[68, 1, 84], [65, 68, 135], [42, 120, 142], [34, 168, 132], [122, 209, 81], [253, 231, 37]])
+_UNKNOWN = np.array([150, 150, 150], np.uint8)
+_TRUTH = (235, 235, 235)
+_ACCEPTED = (70, 210, 90)
+_REJECTED = (230, 70, 60)
+_CAMERA = (90, 160, 255)
+_CURRENT = (255, 170, 40)
+MEASURE_COLOUR = (255, 80, 200)
 
 
 @dataclass(frozen=True)
@@ -67,7 +49,7 @@ class _Wanted:
         """Whether any of it lies in the time range."""
         return self.first <= self.last
 
-    def of(self, points: Points) -> Points:
+    def of(self, points: LevelPoints) -> LevelPoints:
         """Those that are shown."""
         mask = self.cut.mask(points) & (points.confidence >= self.min_confidence)
         mask &= (points.frame >= self.first) & (points.frame <= self.last)
@@ -92,15 +74,15 @@ class MapScene:
 
     def show(self, contents: MapContents, settings: ViewSettings) -> None:
         """Makes the scene what the settings say."""
-        poses = contents.trajectories[settings.poses]
+        poses = contents.poses(settings.poses, settings.component)
         within = (poses.frames >= settings.first) & (poses.frames <= settings.last)
         seen = poses.select(within)
-        self._show_clouds(contents, settings)
+        self._show_clouds(contents, poses, settings)
         self._show_trajectory(poses, within, settings.colour_by)
         self._show_loops(contents, poses, settings)
-        aligned = contents.aligned_truth(settings.poses) if settings.truth else None
+        aligned = contents.aligned_truth(poses) if settings.truth and len(poses) else None
         path = np.empty((0, 3)) if aligned is None else aligned[0]
-        self._show_lines("/ground_truth", np.stack([path[:-1], path[1:]], 1), np.array(colours.TRUTH))
+        self._show_lines("/ground_truth", np.stack([path[:-1], path[1:]], 1), np.array(_TRUTH))
         self._show_cameras(contents, seen, settings)
 
     @property
@@ -113,10 +95,10 @@ class MapScene:
         visible = [cloud.world for cloud in self._clouds.values() if cloud.handle.visible]
         return np.concatenate(visible) if visible else np.empty((0, 3), np.float32)
 
-    def _show_clouds(self, contents: MapContents, settings: ViewSettings) -> None:
-        levels, poses = contents.levels, contents.trajectories[settings.poses]
+    def _show_clouds(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
+        levels = contents.levels
         cut = levels.cut(settings.min_confidence, min(settings.point_budget, MAX_POINTS))
-        size = settings.point_size * contents.depth() / 150 * _magnified(len(levels))
+        size = settings.point_size * contents.depth() / 150 * magnified(len(levels))
         together = 1
         while len(levels.segments) > together * _MAX_NODES:
             together *= 2
@@ -132,7 +114,7 @@ class MapScene:
     def _show_cloud(self, key: int, segments: list[Segment], wanted: _Wanted, size: float) -> None:
         old = self._clouds.get(key)
         if old is None or (wanted.is_anything and old.wanted != wanted):
-            points = Points.concatenated([wanted.of(segment.points) for segment in segments])
+            points = LevelPoints.concatenated([wanted.of(segment.points) for segment in segments])
             if not len(points):  # viser's client complains of empty clouds
                 self._remove_cloud(key)
                 return
@@ -152,29 +134,31 @@ class MapScene:
             self._clouds.pop(key).handle.remove()
 
     def _show_trajectory(self, poses: Trajectory, within: NDArray[np.bool_], colour_by: ColourBy) -> None:
-        values = np.linspace(0, 1, len(poses)) if colour_by == "time" else colours.ranks(uncertainty(poses))
-        shades = colours.ramp(values)
+        values = np.linspace(0, 1, len(poses)) if colour_by == "time" else ranks(uncertainty(poses))
+        shades = ramp(values)
         joined = within[:-1] & within[1:]
-        if poses.component is not None:
-            joined &= poses.component[:-1] == poses.component[1:]
         segments = np.stack([poses.center[:-1], poses.center[1:]], 1)[joined]
         self._show_lines("/trajectory", segments, np.stack([shades[:-1], shades[1:]], 1)[joined])
 
     def _show_loops(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
         kinds = (
-            ("/loops/accepted", True, settings.accepted_loops, colours.ACCEPTED),
-            ("/loops/rejected", False, settings.rejected_loops, colours.REJECTED),
+            ("/loops/accepted", True, settings.accepted_loops, _ACCEPTED),
+            ("/loops/rejected", False, settings.rejected_loops, _REJECTED),
         )
         for name, accepted, wanted, colour in kinds:
             ends = np.array(
-                [(loop.query, loop.match) for loop in contents.loops if wanted and loop.accepted == accepted],
+                [
+                    (loop.query, loop.match)
+                    for loop in contents.loops.get(settings.poses, ())
+                    if wanted and loop.accepted == accepted
+                ],
                 np.int64,
             ).reshape(-1, 2)
             placed = np.isin(ends, poses.frames) & (ends >= settings.first) & (ends <= settings.last)
             rows = np.searchsorted(poses.frames, ends[placed.all(1)])
             self._show_lines(name, poses.center[rows], np.array(colour))
 
-    def _show_lines(self, name: str, segments: NDArray[np.float64], shades: NDArray) -> None:
+    def _show_lines(self, name: str, segments: NDArray[np.float64], shades: NDArray[Any]) -> None:
         """segments (n, 2, 3), shades (n, 2, 3) or (3,)"""
         data = segments.astype(np.float32)
         signature = zlib.crc32(shades.tobytes(), zlib.crc32(data.tobytes()))
@@ -197,9 +181,9 @@ class MapScene:
         wanted: dict[str, tuple[int, float, tuple[int, int, int]]] = {}
         if settings.cameras:
             rows = range(0, len(poses), step)
-            wanted = {f"/cameras/{poses.frames[row]}": (row, scale, colours.CAMERA) for row in rows}
+            wanted = {f"/cameras/{poses.frames[row]}": (row, scale, _CAMERA) for row in rows}
         if len(poses):
-            wanted["/current_camera"] = (len(poses) - 1, 1.6 * scale, colours.CURRENT)
+            wanted["/current_camera"] = (len(poses) - 1, 1.6 * scale, _CURRENT)
         for name in [name for name in self._cameras if name not in wanted]:
             self._cameras.pop(name)[1].remove()
         for name, (row, size, colour) in wanted.items():
@@ -231,14 +215,26 @@ def _wanted(segments: list[Segment], poses: Trajectory, cut: Cut, settings: View
     )
 
 
-def _magnified(num_points: int) -> float:
-    """A sparse cloud is seen only if its points are large; in octaves, so that it changes seldom."""
-    octaves = np.round(np.log2(_DENSE_POINTS / max(1, num_points)) / 3)
-    return float(2 ** np.clip(octaves, 0, 2))
-
-
 def _pose_sum(poses: Trajectory) -> int:
     total = 0
     for column in (poses.frames, poses.rotation, poses.center, poses.log_scale):
         total = total if column is None else zlib.crc32(column.tobytes(), total)
     return total
+
+
+def ramp(values: ArrayLike) -> NDArray[np.uint8]:
+    """(n,) in [0, 1] -> (n, 3) RGB; grey where NaN."""
+    x = np.asarray(values, np.float64)
+    stops = np.linspace(0, 1, len(_RAMP))
+    colours = np.stack([np.interp(np.nan_to_num(x), stops, channel) for channel in _RAMP.T], -1)
+    return np.where(np.isnan(x)[:, None], _UNKNOWN, colours.astype(np.uint8))
+
+
+def ranks(values: ArrayLike) -> NDArray[np.float64]:
+    """(n,) -> where each value stands among all, 0 … 1, so that no outlier takes the colours; NaN stays."""
+    x = np.asarray(values, np.float64)
+    known = np.isfinite(x)
+    out = np.full(len(x), np.nan)
+    order = np.argsort(np.argsort(x[known], kind="stable"), kind="stable")
+    out[known] = order / max(1, known.sum() - 1)
+    return out

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import errno
-import io
 import logging
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import viser
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.store import best_poses, load_map
-from anchor3r.viewer import cameras, colours
-from anchor3r.viewer.cameras import Viewpoint
+from anchor3r.framing import oblique_axes, top_axes, upward
+from anchor3r.store.database import holds_map
 from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.panel import Panel
-from anchor3r.viewer.scene import MapScene, ViewSettings
+from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene
+from anchor3r.viewer.settings import ViewSettings
+from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, Viewpoint, behind, picked, viewpoint
 
 _POLL_S = 1.0
 _PLAY_S = 0.1
@@ -36,7 +36,13 @@ class MapServer:
     """Serves one map. `step` does what is due, `run` does so until it is interrupted."""
 
     def __init__(
-        self, contents: MapContents, host: str, port: int, *, point_budget: int = ViewSettings.point_budget
+        self,
+        contents: MapContents,
+        host: str,
+        port: int,
+        *,
+        point_budget: int = ViewSettings.point_budget,
+        poses: str | None = None,
     ) -> None:
         self._contents = contents
         self._changed = threading.Event()
@@ -44,10 +50,12 @@ class MapServer:
         self._marks: list[NDArray[np.float64]] = []
         self._refreshed_s = self._grown_s = -np.inf
         self._is_read = False
-        self._num_placed = 0  # poses when it was last chosen where new clients look from
+        # Poses and points when it was last chosen where new clients look from.
+        self._num_placed = self._num_seen = 0
+        self._is_first_look = True
         self._server = start_server(host, port, contents.folder.resolve().name)
         self._scene = MapScene(self._server.scene)
-        self._panel = Panel(self._server.gui, self._changed.set, point_budget)
+        self._panel = Panel(self._server.gui, self._changed.set, point_budget, poses)
         self._panel.view.on_click(self._look)
         self._server.scene.on_click()(self._note_click)
 
@@ -67,8 +75,7 @@ class MapServer:
         return self._scene.num_points
 
     def close(self) -> None:
-        with redirect_stdout(io.StringIO()):  # it says that it stops
-            self._server.stop()
+        self._server.stop()
 
     def run(self) -> None:
         """Never returns."""
@@ -118,27 +125,32 @@ class MapServer:
         settings = self._panel.settings(self._contents)
         with self._server.atomic():
             self._scene.show(self._contents, settings)
-        poses = self._contents.trajectories[settings.poses]
+        poses = self._contents.poses(settings.poses, settings.component)
         if not len(poses):
             return
-        depth, up = self._contents.depth(), self._contents.up()
-        if len(poses) >= 2 * self._num_placed:
-            overview = cameras.overview(poses, up, depth)
-            place_initially(self._server, overview, depth, move_clients=not self._num_placed)
-            self._num_placed = len(poses)
+        depth, up = self._contents.depth(), upward(poses)
+        num_seen = len(self._contents.levels)
+        if len(poses) >= 2 * self._num_placed or (self._is_first_look and num_seen > self._num_seen):
+            whole = viewpoint(oblique_axes, poses, self._contents.seen_from(poses, settings.min_confidence))
+            place_initially(self._server, whole, depth, move_clients=self._is_first_look)
+            self._num_placed, self._num_seen = len(poses), num_seen
+            self._is_first_look = not self._is_read
         current = np.flatnonzero(poses.frames <= settings.last)
         if self._panel.follow.value and len(current):
-            viewpoint = cameras.behind(poses.pose(int(current[-1])), up, depth)
+            following = behind(poses.pose(int(current[-1])), up, depth)
             for client in self._server.get_clients().values():
-                look_from(client, viewpoint)
+                look_from(client, following)
 
-    def _look(self, event: viser.GuiEvent) -> None:
+    def _look(self, event: viser.GuiEvent[Any]) -> None:
         """Moves the camera of the client that asked."""
-        poses = self._contents.trajectories.get(self._panel.poses.value)
-        if event.client is None or poses is None or not len(poses):
+        if event.client is None or not self._contents.trajectories:
             return
-        view = cameras.top_down if self._panel.view.value == "from above" else cameras.overview
-        look_from(event.client, view(poses, self._contents.up(), self._contents.depth()))
+        settings = self._panel.settings(self._contents)
+        poses = self._contents.poses(settings.poses, settings.component)
+        if len(poses):
+            axes = top_axes if self._panel.view.value == "from above" else oblique_axes
+            points = self._contents.seen_from(poses, settings.min_confidence)
+            look_from(event.client, viewpoint(axes, poses, points))
 
     def _note_click(self, click: viser.SceneClickEvent) -> None:
         self._clicks.put(click)
@@ -159,7 +171,7 @@ class MapServer:
                 self._mark(click)
 
     def _mark(self, click: viser.SceneClickEvent) -> None:
-        point = cameras.picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
+        point = picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
         if point is None:
             self._panel.say_measured("There is no point.")
             return
@@ -171,7 +183,7 @@ class MapServer:
         # whose font may not be there.
         scene, size = self._server.scene, self._contents.depth() / 40
         scene.add_point_cloud(
-            "/measure/ends", np.stack(self._marks), colours.MEASURE, point_size=size, point_shape="circle",
+            "/measure/ends", np.stack(self._marks), MEASURE_COLOUR, point_size=size, point_shape="circle",
             precision="float32",
         )  # fmt: skip
         scene.remove_by_name("/measure/line")
@@ -179,13 +191,14 @@ class MapServer:
             return
         line = np.stack(self._marks)[None]
         scene.add_line_segments(
-            "/measure/line", line, colours.MEASURE, thickness=3.0, thickness_units="screen"
+            "/measure/line", line, MEASURE_COLOUR, thickness=3.0, thickness_units="screen"
         )
         words = self._distance_in_words(float(np.linalg.norm(line[0, 0] - line[0, 1])))
         self._panel.say_measured(f"Distance: **{words}**")
 
     def _distance_in_words(self, distance: float) -> str:
-        aligned = self._contents.aligned_truth(self._panel.poses.value)
+        settings = self._panel.settings(self._contents)
+        aligned = self._contents.aligned_truth(self._contents.poses(settings.poses, settings.component))
         metres = f" = {distance / aligned[1]:.4g} m by ground truth" if aligned is not None else ""
         return f"{distance:.4g} units{metres}"
 
@@ -195,54 +208,28 @@ class MapServer:
         self._panel.say(in_words(self._contents, settings, self._scene.num_points, growing))
 
 
-def serve_map(folder: Path, host: str, port: int, *, announce: Callable[[str], None], wait: bool) -> None:
-    """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun."""
-    while wait and not _is_begun(folder):
+def serve_map(
+    folder: Path,
+    host: str,
+    port: int,
+    *,
+    announce: Callable[[str], None],
+    wait: bool,
+    poses: str | None = None,
+) -> None:
+    """Serves a map until interrupted; `announce` is told the address, `wait` for the map to be begun.
+
+    poses: those to begin with, as soon as the map has them; the best there are if not given.
+    """
+    while wait and not holds_map(folder):
         time.sleep(_POLL_S / 4)
     with MapContents(folder) as contents:
-        server = MapServer(contents, host, port)
+        server = MapServer(contents, host, port, poses=poses)
         announce(server.url)
         try:
             server.run()
         finally:
             server.close()
-
-
-def save_page(
-    folder: Path, site: Path, *, point_budget: int, progress: Callable[[int, str], None]
-) -> tuple[Path, int]:
-    """Writes a page that shows the map without this program; returns it and the number of its points."""
-    from anchor3r.io.files import replacing
-
-    with MapContents(folder) as contents:
-        contents.refresh()
-        if not len(contents.online):
-            with load_map(folder) as made:
-                raise Anchor3RError(f"{made.lack_of_poses()} Save a page of it when it has some.")
-        while not contents.build(_BUILD_S):
-            progress(round(100 * contents.progress()), "reading points")
-        server = start_server("127.0.0.1", 0, "map")
-        try:
-            scene = MapScene(server.scene)
-            settings = whole_map(contents, point_budget)
-            scene.show(contents, settings)
-            depth = contents.depth()
-            poses = contents.trajectories[settings.poses]
-            place_initially(server, cameras.overview(poses, contents.up(), depth), depth, move_clients=True)
-            html = server.get_scene_serializer().as_html(dark_mode=True)
-        finally:
-            with redirect_stdout(io.StringIO()):
-                server.stop()
-    title = f"<title>{folder.resolve().name}: {len(poses)} frames, {settings.poses} poses</title>"
-    with replacing(site / "index.html") as file:
-        file.write(html.replace("<title>Viser</title>", title, 1).encode())
-    return site / "index.html", scene.num_points
-
-
-def whole_map(contents: MapContents, point_budget: int) -> ViewSettings:
-    """Everything, placed by the best poses there are."""
-    frames, best = contents.online.frames, best_poses(contents.trajectories)
-    return ViewSettings(poses=best, first=int(frames[0]), last=int(frames[-1]), point_budget=point_budget)
 
 
 def in_words(contents: MapContents, settings: ViewSettings, num_points: int, growing: bool) -> str:
@@ -252,6 +239,15 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     lines = [f"**{contents.num_frames:,}{expected} frames**, {num_poses:,} {settings.poses} poses"]
     if growing:
         lines[0] += ", growing"
+    num_components = len(contents.components(settings.poses))
+    if num_components > 1:
+        shown = len(contents.poses(settings.poses, settings.component))
+        lines.append(
+            f"**Tracking broke: {num_components} components**, which no measurement relates. Each has a "
+            f"place and a scale of its own; the {shown:,} poses of one are shown."
+        )
+    if num_poses == 1:
+        lines.append("**A single pose**: the camera has no path.")
     if not num_poses:
         lines.append("**The map is empty so far.** It appears here as soon as the mapper has placed a frame.")
     elif num_points:
@@ -260,7 +256,7 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     elif not len(contents.levels):
         lines.append("**The map has poses but no points**, or none that have been read so far.")
     else:
-        lines.append("**All points are filtered away**: hide fewer unsure ones or widen the range of frames.")
+        lines.append("**All points are filtered away**: lower the confidence or widen the range of frames.")
     return "\n\n".join([*lines, *contents.notes])
 
 
@@ -269,8 +265,7 @@ def start_server(host: str, port: int, label: str) -> viser.ViserServer:
     port = free_port(host, port)
     # A browser that leaves while it connects is no error, which would be told with a traceback.
     logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-    with redirect_stdout(io.StringIO()):  # the command announces the address itself
-        server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
+    server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
     server.scene.world_axes.visible = False
     return server
@@ -291,19 +286,18 @@ def free_port(host: str, port: int) -> int:
     raise Anchor3RError(f"no port from {port} on is free at {host}; choose another --port")
 
 
-def place_initially(
-    server: viser.ViserServer, viewpoint: Viewpoint, depth: float, *, move_clients: bool
-) -> None:
+def place_initially(server: viser.ViserServer, first: Viewpoint, depth: float, *, move_clients: bool) -> None:
     """Where new clients look from; and those who are there, if they have waited for something to see."""
-    reach = float(np.linalg.norm(viewpoint.position - viewpoint.look_at)) + depth
-    server.scene.set_up_direction(viewpoint.up)
-    server.initial_camera.position = viewpoint.position
-    server.initial_camera.look_at = viewpoint.look_at
-    server.initial_camera.near, server.initial_camera.far = depth / 50, 100 * reach
+    near, far = depth / 50, 100 * (float(np.linalg.norm(first.position - first.look_at)) + depth)
+    server.scene.set_up_direction(first.up)
+    initial = server.initial_camera
+    initial.position, initial.look_at, initial.fov = first.position, first.look_at, VERTICAL_FOV_RAD
+    initial.near, initial.far = near, far
     for client in server.get_clients().values():
-        client.camera.near, client.camera.far = depth / 50, 100 * reach
+        client.camera.near, client.camera.far = near, far
         if move_clients:
-            look_from(client, viewpoint)
+            client.camera.fov = VERTICAL_FOV_RAD
+            look_from(client, first)
 
 
 def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
@@ -311,9 +305,3 @@ def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
         client.camera.up_direction = viewpoint.up
         client.camera.position = viewpoint.position
         client.camera.look_at = viewpoint.look_at
-
-
-def _is_begun(folder: Path) -> bool:
-    from anchor3r.store.database import holds_map
-
-    return holds_map(folder)

@@ -12,6 +12,7 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
+from anchor3r.kernels import Array
 from anchor3r.worlds.world import World
 
 DEPTH_FACTOR = 256
@@ -54,7 +55,7 @@ def write_kitti(
     return folder
 
 
-def _write_png(path: Path, pixels: NDArray) -> None:
+def _write_png(path: Path, pixels: Array) -> None:
     Image.fromarray(pixels).save(path, compress_level=PNG_LEVEL)
 
 

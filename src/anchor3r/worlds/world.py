@@ -13,9 +13,8 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.worlds.render.renderer import Rendered, Sensor, render, render_linear
 from anchor3r.worlds.scenes.fields import field_scene
-from anchor3r.worlds.scenes.paths import handheld, orbit, wave
+from anchor3r.worlds.scenes.paths import SPACING_M, StreetGrid, drive, grid_route, handheld, orbit, wave
 from anchor3r.worlds.scenes.rooms import room_scene
-from anchor3r.worlds.scenes.routes import SPACING_M, StreetGrid, drive, grid_route
 from anchor3r.worlds.scenes.scene import Scene
 from anchor3r.worlds.scenes.streets import street_scene
 from anchor3r.worlds.scenes.textures import TextureBank, texture_bank

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.association import nearest_in_time, stamps_of
+from anchor3r.evaluation.association import stamps_of
 from anchor3r.evaluation.metrics import Alignment
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.trajectories import read_tum
 from anchor3r.sources import Frame, Source
 from anchor3r.sources.images import ImageSequence, image_paths, read_depth
+from anchor3r.trajectory import nearest_in_time
 
 Rectify = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 """Takes the lens distortion out of an image (H, W, 3)."""

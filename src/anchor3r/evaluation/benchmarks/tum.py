@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.association import nearest_in_time, stamps_of
+from anchor3r.evaluation.association import stamps_of
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, CloudProtocol, ScoringProtocol, folders_with
 from anchor3r.io.tables import parse_numbers, read_fields
 from anchor3r.io.trajectories import read_tum
 from anchor3r.sources import Source
 from anchor3r.sources.datasets import TUM_MAX_TIME_DIFFERENCE_S, TumSource
+from anchor3r.trajectory import nearest_in_time
 
 
 class Tum(Benchmark):

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.association import nearest_in_time
 from anchor3r.evaluation.benchmarks.benchmark import (
     Benchmark,
     PosedImages,
@@ -25,6 +24,7 @@ from anchor3r.evaluation.benchmarks.calibration import rectification, yaml_motio
 from anchor3r.geometry import Pinhole
 from anchor3r.io.tables import read_fields
 from anchor3r.sources import Source
+from anchor3r.trajectory import nearest_in_time
 
 MAX_TIME_DIFFERENCE_S = 0.01
 

@@ -16,15 +16,15 @@ from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.linalg.sparse import Cholesky
 from anchor3r.pose_graph.topology import Topology, topology_of
 
-_PINNED = 1e3  # stiffness of the gauge, in units of the mean stiffness of a frame
+_PINNED = 1e3  # stiffness of the gauge, relative to the mean stiffness of a frame
 
 
 def chordal_initialisation(graph: MotionGraph) -> SE3:
     """Poses (F,) camera_from_world of the graph's frames, the identity at the first of every component."""
     edges = graph.edges
     rotation_weight, translation_weight = edges.weight, edges.weight
-    if graph.has_information:
-        known = np.isfinite(edges.information).all((1, 2))
+    known = edges.has_information()
+    if known.any():
         diagonal = np.einsum("mkk->mk", edges.information)
         rotation_weight = np.where(known, diagonal[:, :3].mean(1), 1.0) * edges.weight
         translation_weight = np.where(known, diagonal[:, 3:].mean(1), 1.0) * edges.weight
@@ -49,7 +49,7 @@ def chordal_poses(
     centers = Laplacian(topology).least_squares(translation_weight, -v)
     if centers is None:
         raise ValueError("the translation weights must be finite and not negative")
-    return SE3(rotations, -(rotations @ centers[..., None])[..., 0])
+    return SE3.from_center(rotations, centers)
 
 
 def _relaxed_rotations(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import Array
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
-from anchor3r.pose_graph.linalg.least_absolute import Solution, admm, interior_point
+from anchor3r.pose_graph.linalg.least_absolute import CertifiedSolution, admm, interior_point
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, topology_of
 
@@ -53,7 +53,7 @@ def average_positions(
     """Centres (F, 3) that minimise Σ √w ‖c_i - c_t + s R_iᵀ t̂‖₁, from `initial_centers` (F, 3).
 
     rotations (F, 3, 3) camera_from_world; rows are those of the topology's frames (by default all that edges
-    name, ascending). edge_scale (m,) > 0, by default 1, brings translations to one unit. An edge's weight is
+    name, ascending). edge_scale (m,) > 0, by default 1, brings translations to one scale. An edge's weight is
     that of a squared error, hence the root. The first frame of every component keeps its initial centre.
     """
     watch = Stopwatch()
@@ -72,7 +72,7 @@ def average_positions(
     start = np.asarray(initial_centers, np.float64)
     deviation = start[topology.i] - start[topology.t] + moved
     if len(edges) == 0:
-        solution = Solution(start, Status.TRIVIAL, 0, 0.0, 0.0)
+        solution = CertifiedSolution(start, Status.TRIVIAL, 0, 0.0, 0.0)
     else:
         solve = interior_point if config.method == "exact" else admm
         solution = solve(

@@ -13,7 +13,7 @@ Columns of b are problems of their own. F frames, m edges, k columns.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.report import Status
+
+AnyArray = NDArray[Any]
 
 Float = NDArray[np.float64]
 
@@ -32,7 +34,7 @@ _SHRINKAGE = 3.0  # ADMM's first soft threshold, in medians of |r| at the start
 _ADMM_CHECK = 10  # iterations between certificates
 
 
-class Solution(NamedTuple):
+class CertifiedSolution(NamedTuple):
     """Values and what is known about them."""
 
     x: Float
@@ -60,7 +62,7 @@ class _Interior(NamedTuple):
 
 def interior_point(
     laplacian: Laplacian, b: Float, weight: Float, start: Float, *, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     """Solves every column of b (m, k) from start (F, k) to a relative gap; weight (m,) > 0."""
     columns = [
         _interior_column(laplacian, b[:, k].copy(), weight, start[:, k].copy(), gap, max_iterations)
@@ -69,12 +71,14 @@ def interior_point(
     cost, bound = sum(c.cost for c in columns), sum(c.gap * c.cost for c in columns)
     status = next((c.status for c in columns if c.status is not Status.CONVERGED), Status.CONVERGED)
     x = np.stack([column.x for column in columns], 1)
-    return Solution(x, status, sum(c.iterations for c in columns), cost, bound / cost if cost > 0 else 0.0)
+    return CertifiedSolution(
+        x, status, sum(c.iterations for c in columns), cost, bound / cost if cost > 0 else 0.0
+    )
 
 
 def _interior_column(
     laplacian: Laplacian, b: Float, weight: Float, x: Float, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     i, t = laplacian.topology.i, laplacian.topology.t
     zero = _ROUNDING * float(weight @ np.abs(b))
     point = _interior_start(b - x[i] + x[t], weight)
@@ -94,7 +98,7 @@ def _interior_column(
             iterations += 1
         else:
             status = Status.STALLED
-    return Solution(best, status, iterations, cost, _relative_gap(cost, lower, zero))
+    return CertifiedSolution(best, status, iterations, cost, _relative_gap(cost, lower, zero))
 
 
 def _relative_gap(cost: float, lower: float, zero: float) -> float:
@@ -145,9 +149,9 @@ def _interior_step(laplacian: Laplacian, point: _Interior, x: Float) -> bool:
 
 @kernel
 def _normal_rhs(
-    i: NDArray, t: NDArray, theta: NDArray, point: _Interior, target_negative: NDArray,
-    target_positive: NDArray, num_frames: int,
-) -> NDArray:  # fmt: skip
+    i: AnyArray, t: AnyArray, theta: AnyArray, point: _Interior, target_negative: AnyArray,
+    target_positive: AnyArray, num_frames: int,
+) -> AnyArray:  # fmt: skip
     """Right-hand side (F, 1) of AᵀΘA dx; the flow itself is included to undo what rounding leaks."""
     rhs = np.zeros((num_frames, 1))
     for e in range(len(i)):
@@ -160,8 +164,8 @@ def _normal_rhs(
 
 @kernel
 def _direction(
-    i: NDArray, t: NDArray, theta: NDArray, point: _Interior, target_negative: NDArray,
-    target_positive: NDArray, dx: NDArray, flow: NDArray, negative: NDArray, positive: NDArray,
+    i: AnyArray, t: AnyArray, theta: AnyArray, point: _Interior, target_negative: AnyArray,
+    target_positive: AnyArray, dx: AnyArray, flow: AnyArray, negative: AnyArray, positive: AnyArray,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills the steps of flow and multipliers; returns how much of them the bounds allow."""
     primal, dual = np.inf, np.inf
@@ -185,7 +189,7 @@ def _direction(
 
 @kernel
 def _duality_after(
-    point: _Interior, flow: NDArray, negative: NDArray, positive: NDArray, primal: float, dual: float
+    point: _Interior, flow: AnyArray, negative: AnyArray, positive: AnyArray, primal: float, dual: float
 ) -> float:
     """Sum of the complementarity products after the longest allowed step."""
     primal, dual, total = min(1.0, primal), min(1.0, dual), 0.0
@@ -198,7 +202,7 @@ def _duality_after(
 
 @kernel
 def _certificate(
-    i: NDArray, t: NDArray, b: NDArray, weight: NDArray, flow: NDArray, x: NDArray
+    i: AnyArray, t: AnyArray, b: AnyArray, weight: AnyArray, flow: AnyArray, x: AnyArray
 ) -> tuple[float, float]:
     """Cost of x and a lower bound on the optimum.
 
@@ -217,7 +221,7 @@ def _certificate(
 
 def admm(
     laplacian: Laplacian, b: Float, weight: Float, start: Float, *, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     """The paper's method, all columns at once; stops at the certified gap or when iterations run out."""
     i, t = laplacian.topology.i, laplacian.topology.t
     w, x = weight[:, None], start.copy()
@@ -240,7 +244,7 @@ def admm(
         status = Status.CONVERGED
     else:
         status = Status.MAX_ITERATIONS if factorised else Status.STALLED
-    return Solution(x, status, iterations, cost, _relative_gap(cost, lower, zero))
+    return CertifiedSolution(x, status, iterations, cost, _relative_gap(cost, lower, zero))
 
 
 def _admm_certificate(

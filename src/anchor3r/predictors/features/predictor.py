@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
+from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.depth_completion import PointMap, densified
+from anchor3r.predictors.features.depth_completion import DensePoints, densified
 from anchor3r.predictors.features.initialisation import Turned, initialise
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
@@ -25,7 +26,6 @@ from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.images import single_threaded_opencv
 from anchor3r.predictors.interface import NoPoseReason, Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -53,7 +53,6 @@ class FeaturesPredictor(Predictor):
     def reset(self) -> None:
         self._odometry = Odometry(self.config)
 
-    @single_threaded_opencv()
     def step(self, frame: Frame) -> WindowPrediction:
         grey, odometry = self._working(frame), self._odometry
         if odometry.calibration is None:
@@ -63,7 +62,6 @@ class FeaturesPredictor(Predictor):
             return _nothing(frame, WindowStatus.INITIALISING, odometry.waits_because())
         return self._track(frame, grey) if odometry.running else self._initialise(frame, grey)
 
-    @single_threaded_opencv()
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         grey = self._working(anchor)
         camera = self._camera_of(anchor, grey)
@@ -85,7 +83,11 @@ class FeaturesPredictor(Predictor):
         odometry = self._odometry
         if odometry.calibration is None:
             return None
-        mean, focal_sigma = odometry.calibration.mean, odometry.focal_sigma()
+        mean, sigma, focal_sigma = (
+            odometry.calibration.mean,
+            odometry.calibration.sigma,
+            odometry.focal_sigma(),
+        )
         focal_px = float(np.exp(mean[0])) * odometry.source_width_px / odometry.grey.shape[1]
         return {
             "stated": odometry.is_stated,
@@ -93,7 +95,9 @@ class FeaturesPredictor(Predictor):
             "focal_sigma_px": focal_px * focal_sigma,
             "determined": odometry.is_stated or focal_sigma < self.config.known_focal_sigma,
             "k1": float(mean[3]),
+            "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
+            "k2_sigma": float(sigma[4]),
         }
 
     def _working(self, frame: Frame) -> Image:
@@ -174,7 +178,7 @@ class FeaturesPredictor(Predictor):
         )
         return replace(window, covariance=np.asarray(covariance, np.float64))
 
-    def _point_map(self) -> PointMap:
+    def _point_map(self) -> DensePoints:
         """What the trusted points that the frame sees tell of its depths."""
         odometry, points = self._odometry, self._odometry.map.points
         which = np.flatnonzero(points.followed & points.mature)
@@ -202,7 +206,7 @@ def _window(
     camera: Array,
     members: NDArray[np.int64],
     member_from_anchor: SE3,
-    points: PointMap,
+    points: DensePoints,
 ) -> WindowPrediction:
     """A good window; grey and camera are of the working image."""
     height, width = anchor.image.shape[:2]
@@ -213,6 +217,6 @@ def _window(
         member_from_anchor_translation=np.asarray(member_from_anchor.translation, np.float64),
         confidence=np.ones(len(members)),
         points_in_anchor=points.points,
-        points_confidence=points.confidence,
+        points_confidence=FEATURES.probability(points.depth_sigma),
         intrinsics=pinhole_of(camera, grey.shape[1], grey.shape[0]).resized(width, height),
     )

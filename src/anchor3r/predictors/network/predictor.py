@@ -17,18 +17,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Pinhole, rotation_from_quat
+from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
-from anchor3r.model.config import NetworkConfig
+from anchor3r.model.config import Gauge, NetworkConfig
+from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
-from anchor3r.predictors.images import patch_aligned_size, single_threaded_opencv
-from anchor3r.predictors.interface import Predictor, WindowPrediction
+from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
+from anchor3r.predictors.devices import (
+    backbone_precision,
+    choose_device,
+    choose_dtype,
+    dtype_name,
+    require_memory,
+)
+from anchor3r.predictors.images import camera_from_fov, patch_aligned_size
+from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
     EstimatorState,
     WindowEstimate,
     WindowEstimationConfig,
     WindowEstimator,
+    information_of,
 )
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -55,16 +65,12 @@ class NetworkPredictorConfig:
 
     long_side: int = 518
     """Longer image side of the transformer presets, in pixels."""
-    area: int = 12_800
-    """Pixels of an image of the correlation preset; its sides follow the aspect ratio."""
     area_weight: float = 0.5
-    """How much a deviation from `area` counts, against one from the aspect ratio, when the sides of the
-    correlation preset's images are chosen; both are logarithms."""
-    compile: bool = False
-    """Whether `torch.compile` translates encoder and heads: a minute at the start, faster steps after it."""
+    """How much a deviation from the area that a correlation stem is made for counts, against one from the
+    aspect ratio, when the sides of its images are chosen; both are logarithms."""
     estimation: WindowEstimationConfig | None = WindowEstimationConfig()
-    """How the correlation preset's windows are estimated from its matches and images; None returns what the
-    network predicts, as for the transformer presets always."""
+    """How windows are estimated where the checkpoint asks for it; None returns what the network predicts, as
+    for networks whose checkpoints do not ask."""
 
 
 class NetworkPredictor(Predictor):
@@ -76,29 +82,50 @@ class NetworkPredictor(Predictor):
         *,
         name: str,
         config: NetworkPredictorConfig | None = None,
-        device: torch.device | str | None = None,
+        device: str = "auto",
+        dtype: Dtype = "auto",
+        compile_parts: bool = False,
         digest: str | None = None,
     ) -> None:
-        """`device` None is a GPU if there is one; `digest` is that of the file of weights."""
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        """`compile_parts` has `torch.compile` translate encoder and heads: a minute at the start, then faster
+        steps. `digest` is that of the file of weights."""
+        self._device = choose_device(device)
+        self._dtype = choose_dtype(dtype, self._device)
+        if self._device.type != "cpu":
+            weights = sum(parameter.nbytes for parameter in network.parameters())
+            require_memory(weights, self._device, f"the network {name} (its weights alone)")
         self._network = network.to(self._device)
         config = config or NetworkPredictorConfig()
-        has_matches = network.config.matching is not None
-        self._config = config if has_matches else replace(config, estimation=None)
+        self._config = config if network.config.window_estimation else replace(config, estimation=None)
         self._name, self._digest = name, digest
+        # Of the presets, only that with matches has small images.
+        self.gains_from_threads = network.config.matching is None
         self._stream: _Stream | None = None
         self._loop_streams: OrderedDict[Hashable, _Stream] = OrderedDict()
-        if self._config.compile:
+        if compile_parts:
             self._network.compile_parts()
-        if has_matches:
+        if network.config.matching is not None:
             # Convolutions take a quarter less of the time.
             self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @staticmethod
-    def load(path: Path | str, *, window: int | None = None) -> NetworkPredictor:
+    def load(
+        path: Path | str,
+        *,
+        window: int | None = None,
+        device: str = "auto",
+        dtype: Dtype = "auto",
+        compile_parts: bool = False,
+    ) -> NetworkPredictor:
         """From one of our checkpoints."""
-        network, digest = load_network(path, window=window), file_digest(path)
-        return NetworkPredictor(network, name=f"network:{Path(path).stem}", digest=digest)
+        return NetworkPredictor(
+            load_network(path, window=window),
+            name=f"network:{Path(path).stem}",
+            device=device,
+            dtype=dtype,
+            compile_parts=compile_parts,
+            digest=file_digest(path),
+        )
 
     @property
     def name(self) -> str:
@@ -110,7 +137,7 @@ class NetworkPredictor(Predictor):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"weights": self._digest, **asdict(self._config)}
+        return {"weights": self._digest, "dtype": dtype_name(self._dtype), **asdict(self._config)}
 
     def reset(self) -> None:
         self._stream = None
@@ -132,10 +159,11 @@ class NetworkPredictor(Predictor):
         if stream is None:
             return {}
         state = _StreamState(
-            cache={name: tensor.cpu().numpy() for name, tensor in stream.cache.snapshot().items()},
+            cache={name: _as_array(tensor) for name, tensor in stream.cache.snapshot().items()},
             image_size=stream.image_size,
             frame_size=stream.frame_size,
             indices=stream.indices,
+            first_index=stream.first_index,
             estimation=None if stream.estimator is None else stream.estimator.state,
         )
         return to_arrays(state)
@@ -145,24 +173,28 @@ class NetworkPredictor(Predictor):
             self._stream = None
             return
         restored = from_arrays(_StreamState, state)
-        cache = self._network.new_cache(*restored.image_size)
-        cache.restore({name: torch.from_numpy(array) for name, array in restored.cache.items()})
+        cache = self._network.new_cache(*restored.image_size, dtype=self._dtype)
+        cache.restore({name: _as_tensor(array, self._dtype) for name, array in restored.cache.items()})
         self._stream = _Stream(
             cache=cache,
             image_size=restored.image_size,
             frame_size=restored.frame_size,
             indices=restored.indices,
+            first_index=restored.first_index,
             estimator=self._new_estimator(restored.estimation),
         )
 
     def _new_stream(self, frame: Frame) -> _Stream:
         frame_size = (frame.image.shape[0], frame.image.shape[1])
         size = network_size(*frame_size, self._network.config, self._config)
+        needed = streaming_bytes(self._network.config, *size, self._dtype)
+        require_memory(needed, self._device, f"a stream of {size[1]}×{size[0]} pixels through {self._name}")
         return _Stream(
-            cache=self._network.new_cache(*size),
+            cache=self._network.new_cache(*size, dtype=self._dtype),
             image_size=size,
             frame_size=frame_size,
             indices=[],
+            first_index=frame.index,
             estimator=self._new_estimator(),
         )
 
@@ -178,7 +210,7 @@ class NetworkPredictor(Predictor):
         )
         ready = self._loop_streams.pop(key, None)
         if ready is None:
-            ready = self._new_stream(anchor)
+            ready = replace(self._new_stream(anchor), first_index=members[0].index)
             for frame in members:
                 self._advance(ready, frame)
         if ready.cache.nbytes > _LOOP_STREAM_BYTES:
@@ -186,25 +218,24 @@ class NetworkPredictor(Predictor):
         self._loop_streams[key] = ready
         while sum(stream.cache.nbytes for stream in self._loop_streams.values()) > _LOOP_STREAM_BYTES:
             self._loop_streams.popitem(last=False)
-        cache = self._network.new_cache(*ready.image_size)
+        cache = self._network.new_cache(*ready.image_size, dtype=self._dtype)
         cache.restore(ready.cache.snapshot())
         return replace(ready, cache=cache, estimator=copy(ready.estimator))
 
     def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
         """One network step and, where the preset has it, the estimation of the window."""
         height, width = stream.image_size
-        with single_threaded_opencv():
-            resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
-            image = np.asarray(resized, np.uint8)
-            known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
-            output = self._run_network(image, known, stream.cache)
-            camera = known or _predicted_camera(output, height, width)
-            window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
-            if stream.estimator is not None:
-                ages = output.pairs[:, 2]
-                window = stream.estimator.step(window, output.matches, ages, image, camera)
+        resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
+        image = np.asarray(resized, np.uint8)
+        known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
+        output = self._run_network(image, known, stream.cache)
+        camera = known or _predicted_camera(output, height, width)
+        window = _predicted_window(output, camera, along_rays=self._network.config.point_kind == "depth")
+        if stream.estimator is not None:
+            ages = output.pairs[:, 2]
+            window = stream.estimator.step(window, output.matches, ages, image, camera)
         stream.add_index(frame.index, self.window)
-        members = np.array([stream.indices[age] for age in window.ages], np.int64)
+        members = np.array([stream.index_at(int(age), output.gauge) for age in window.ages], np.int64)
         order = np.argsort(members)
         return WindowPrediction(
             anchor=frame.index,
@@ -214,7 +245,7 @@ class NetworkPredictor(Predictor):
             confidence=np.ones(len(members)),
             covariance=None if window.covariance is None else window.covariance[order],
             points_in_anchor=window.points,
-            points_confidence=window.confidence,
+            points_confidence=_points_confidence(window, is_estimated=stream.estimator is not None),
             intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
             descriptor=describe(output.tokens[0]),
         )
@@ -225,7 +256,7 @@ class NetworkPredictor(Predictor):
         # Colours lie together, here as in an image file: (1, 3, H, W), but in that order only by name.
         pixels = torch.from_numpy(image).to(self._device)[None].permute(0, 3, 1, 2).float() / 255
         camera = None if known is None else _camera_tensor(known, self._device)
-        with torch.inference_mode():
+        with torch.inference_mode(), backbone_precision(self._device, self._dtype):
             return self._network.stream(pixels, cache, camera)
 
 
@@ -234,8 +265,6 @@ _LOOP_STREAM_BYTES = 64 * 2**20
 _GRID_ROWS, _GRID_COLUMNS = range(2, 13), range(2, 25)
 """Rows and columns of tokens that images of the correlation preset may have: narrower ones hold no window of
 cells, and larger ones take more time than it was made for."""
-_MIN_FOV_RAD, _MAX_FOV_RAD = 0.2, 2.8
-"""Fields of view beyond these are no camera's but a network's that is lost; the points stay finite."""
 
 
 @dataclass
@@ -249,8 +278,14 @@ class _Stream:
     """(H, W) of the frames"""
     indices: list[int]
     """Indices of the frames that a window can name, newest first: that of a frame is at its age"""
+    first_index: int
+    """Index of the stream's first frame, to which a network in the `first` gauge relates all others"""
     estimator: WindowEstimator | None
     """Of the correlation preset"""
+
+    def index_at(self, age: int, gauge: Gauge) -> int:
+        """Index of a member that is so many frames old."""
+        return self.indices[age] if gauge == "current" else self.first_index
 
     def add_index(self, index: int, window: int) -> None:
         """Takes in the current frame and forgets those that no window can name any more."""
@@ -267,6 +302,7 @@ class _StreamState:
     image_size: tuple[int, int]
     frame_size: tuple[int, int]
     indices: list[int]
+    first_index: int
     estimation: EstimatorState | None
 
 
@@ -274,13 +310,13 @@ def network_size(
     height: int, width: int, network: NetworkConfig, config: NetworkPredictorConfig
 ) -> tuple[int, int]:
     """(H, W) to which frames are resized: multiples of the patch, near the frame's aspect ratio."""
-    patch = network.patch_size
-    if network.matching is None:
+    patch, stem = network.patch_size, network.matching
+    if stem is None:
         return patch_aligned_size(height, width, long_side=config.long_side, patch_size=patch)
 
     def misfit(grid: tuple[int, int]) -> float:
         stretch = abs(np.log(grid[1] * height / (grid[0] * width)))
-        excess = abs(np.log(grid[0] * grid[1] * patch**2 / config.area))
+        excess = abs(np.log(grid[0] * grid[1] * patch**2 / stem.area))
         return float(stretch + config.area_weight * excess)
 
     rows, cols = min(((h, w) for h in _GRID_ROWS for w in _GRID_COLUMNS), key=misfit)
@@ -297,6 +333,25 @@ def _fingerprint(frame: Frame) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(frame.image).data, digest_size=16).digest()
 
 
+def _points_confidence(window: WindowEstimate, *, is_estimated: bool) -> NDArray[np.float32]:
+    """Of its points, as probabilities: from the spread of estimated depths, or from what the network says."""
+    if not is_estimated:
+        return from_learned(window.confidence)
+    with np.errstate(divide="ignore"):
+        return WINDOW_ESTIMATION.probability(1 / np.sqrt(information_of(window.confidence)))
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any]:
+    """The tensor in numpy, which has no bfloat16 and gets its bits."""
+    bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    return bits.cpu().numpy()
+
+
+def _as_tensor(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(dtype) if tensor.dtype is torch.int16 else tensor
+
+
 def _camera_tensor(camera: Pinhole, device: torch.device) -> Tensor:
     return torch.tensor([[camera.fx, camera.fy, camera.cx, camera.cy]], dtype=torch.float32, device=device)
 
@@ -311,10 +366,13 @@ def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool
     if along_rays:
         small = camera.resized(points.shape[1], points.shape[0])
         points = small.unproject_map(points[..., 2]).astype(np.float32)
+    member_from_anchor = SE3(rotation_from_quat(pose[:, [6, 3, 4, 5]]), pose[:, :3])
+    if output.gauge == "first":
+        member_from_anchor = member_from_anchor.inverse()
     return WindowEstimate(
         ages=ages[members],
-        rotation=rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64),
-        translation=pose[:, :3],
+        rotation=member_from_anchor.rotation.astype(np.float64),
+        translation=member_from_anchor.translation.astype(np.float64),
         points=points,
         confidence=output.confidence[0].float().cpu().numpy(),
     )
@@ -322,6 +380,5 @@ def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool
 
 def _predicted_camera(output: WindowOutput, height: int, width: int) -> Pinhole:
     """The camera of the field of view that the camera head predicts, median over the window."""
-    fov = output.poses[-1][0, :, 7:].median(0).values.clamp(_MIN_FOV_RAD, _MAX_FOV_RAD)
-    fy, fx = (torch.tensor([height, width], device=fov.device) / 2 / torch.tan(fov / 2)).tolist()
-    return Pinhole(fx, fy, (width - 1) / 2, (height - 1) / 2, width, height)
+    vertical, horizontal = output.poses[-1][0, :, 7:].median(0).values.tolist()
+    return camera_from_fov(vertical, horizontal, height, width)

@@ -380,7 +380,7 @@ def _chained_start(
 ) -> tuple[WindowGeometry, Floats]:
     """The window as far as the previous one knows it better: poses of its members, and older keyframes.
 
-    visible (K, ...) is how far to believe that each cell is visible in a member; it is 1 in keyframes.
+    visible (K, ...) is the chance that each cell is visible in a member; it is 1 in keyframes.
     """
     newest = np.flatnonzero(geometry.ages == 1)[0]
     ratio = compare_scales(geometry.points(), geometry.poses[newest], previous, camera, config.scale)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anchor3r.kernels import Record, kernel
+from anchor3r.kernels import Array, Record, kernel
 from anchor3r.worlds.scenes.scene import TRIANGLE, TWO_SIDED
 
 SKY = -1
@@ -26,7 +25,7 @@ MIN_PIXELS = 0.35
 
 
 @kernel(fast=True)
-def _outside(planes: NDArray, x: float, y: float, z: float, radius: float) -> bool:
+def _outside(planes: Array, x: float, y: float, z: float, radius: float) -> bool:
     """Whether a sphere (camera frame) lies wholly outside one of the four sides of the view."""
     if z < -radius:
         return True
@@ -37,7 +36,7 @@ def _outside(planes: NDArray, x: float, y: float, z: float, radius: float) -> bo
 
 
 @kernel(fast=True)
-def _view_planes(camera: NDArray, width: int, height: int) -> NDArray:
+def _view_planes(camera: Array, width: int, height: int) -> Array:
     """(4, 3) inward unit normals of the sides of the view; camera = (fx, fy, cx, cy)."""
     fx, fy, cx, cy = camera
     left, right = (-0.5 - cx) / fx, (width - 0.5 - cx) / fx
@@ -52,14 +51,14 @@ def _view_planes(camera: NDArray, width: int, height: int) -> NDArray:
 
 @kernel(fast=True)
 def cull_quads(
-    quads: NDArray,
-    clusters: NDArray,
-    rotation: NDArray,
-    translation: NDArray,
-    camera: NDArray,
+    quads: Array,
+    clusters: Array,
+    rotation: Array,
+    translation: Array,
+    camera: Array,
     width: int,
     height: int,
-) -> tuple[NDArray, NDArray]:
+) -> tuple[Array, Array]:
     """The quads in view: indices (v,) and rows of M⁻¹ (v, 9), of the functions s/z, t/z, 1/z of (x, y, 1)."""
     planes = _view_planes(camera, width, height)
     centre = -(rotation.T @ translation)
@@ -85,9 +84,7 @@ def cull_quads(
 
 
 @kernel(fast=True)
-def _setup_quad(
-    quad: Record, centre: NDArray, r: NDArray, planes: NDArray, smallest: float, out: NDArray
-) -> bool:
+def _setup_quad(quad: Record, centre: Array, r: Array, planes: Array, smallest: float, out: Array) -> bool:
     """Fills the nine coefficients of a quad; False if it cannot be seen."""
     ox, oy, oz = quad.origin[0] - centre[0], quad.origin[1] - centre[1], quad.origin[2] - centre[2]
     ax, ay, az = quad.edge_s[0], quad.edge_s[1], quad.edge_s[2]
@@ -117,8 +114,8 @@ def _setup_quad(
 
 @kernel(fast=True)
 def cull_balls(
-    balls: NDArray, rotation: NDArray, translation: NDArray, camera: NDArray, width: int, height: int
-) -> tuple[NDArray, NDArray]:
+    balls: Array, rotation: Array, translation: Array, camera: Array, width: int, height: int
+) -> tuple[Array, Array]:
     """The balls in view: indices (v,) and coefficients (v, 12).
 
     With A the ball's quadratic form and c its centre in the camera frame, w = 1/z solves
@@ -172,7 +169,7 @@ def _clip(low: float, high: float, slope: float, value: float) -> tuple[float, f
 
 @kernel(fast=True)
 def _quad_rows(
-    quad: Record, rotation: NDArray, translation: NDArray, fy: float, cy: float
+    quad: Record, rotation: Array, translation: Array, fy: float, cy: float
 ) -> tuple[float, float]:
     """Image rows between which the quad lies, or all of them if it reaches behind the camera."""
     low, high = 1e9, -1e9
@@ -193,7 +190,7 @@ def _quad_rows(
 
 @kernel(fast=True)
 def _fill(
-    depth_row: NDArray, slot_row: NDArray, first: int, stop: int, w0: float, slope: float, slot: int
+    depth_row: Array, slot_row: Array, first: int, stop: int, w0: float, slope: float, slot: int
 ) -> None:
     w0_32, slope_32 = np.float32(w0), np.float32(slope)
     for j in range(first, stop):
@@ -205,8 +202,8 @@ def _fill(
 
 @kernel(fast=True)
 def draw_quads(
-    quads: NDArray, index: NDArray, coefs: NDArray, rotation: NDArray, translation: NDArray, camera: NDArray,
-    samples: int, nearest: NDArray, slots: NDArray,
+    quads: Array, index: Array, coefs: Array, rotation: Array, translation: Array, camera: Array,
+    samples: int, nearest: Array, slots: Array,
 ) -> None:  # fmt: skip
     """Draws the culled quads into 1/z `nearest` and `slots`, both (H samples, W samples)."""
     rows, columns = nearest.shape
@@ -248,7 +245,7 @@ def draw_quads(
 
 
 @kernel(fast=True)
-def ball_inverse_depth(coefs: NDArray, k: int, x: float, y: float) -> float:
+def ball_inverse_depth(coefs: Array, k: int, x: float, y: float) -> float:
     """1/z of ball slot k along the ray (x, y, 1), negative where the ray misses it."""
     along = coefs[k, 0] * x + coefs[k, 1] * y + coefs[k, 2]
     form = (
@@ -263,7 +260,7 @@ def ball_inverse_depth(coefs: NDArray, k: int, x: float, y: float) -> float:
 
 
 @kernel(fast=True)
-def draw_balls(coefs: NDArray, camera: NDArray, samples: int, nearest: NDArray, slots: NDArray) -> None:
+def draw_balls(coefs: Array, camera: Array, samples: int, nearest: Array, slots: Array) -> None:
     """Draws the culled balls into `nearest` and `slots`."""
     rows, columns = nearest.shape
     fx, fy, cx, cy = camera

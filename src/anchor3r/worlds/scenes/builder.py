@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.lightmap import Occluders, bake_lightmap
 from anchor3r.worlds.scenes.scene import BALL, CLUSTER, EMISSIVE, QUAD, Scene
 from anchor3r.worlds.scenes.textures import TextureBank
@@ -19,6 +20,8 @@ CLUSTER_M = 20.0
 """Side of the ground cells whose quads are culled together."""
 DECAL_BIAS = 2e-3
 """Relative depth advantage of what lies flat on something else."""
+_MAX_PATH_POSITIONS = 600
+"""Camera positions that things are kept clear of; a longer path is thinned."""
 
 
 class Paint(NamedTuple):
@@ -73,13 +76,13 @@ class Painter:
 
 
 class _QuadBatch(NamedTuple):
-    origin: NDArray
-    edge_s: NDArray
-    edge_t: NDArray
+    origin: Array
+    edge_s: Array
+    edge_t: Array
     paint: Paint
-    dark: NDArray
-    flags: NDArray
-    bias: NDArray
+    dark: Array
+    flags: Array
+    bias: Array
 
 
 class SceneBuilder:
@@ -88,7 +91,7 @@ class SceneBuilder:
     def __init__(self, rng: np.random.Generator, bank: TextureBank) -> None:
         self._rng, self._bank = rng, bank
         self._quads: list[_QuadBatch] = []
-        self._balls: list[tuple[NDArray, NDArray, NDArray, Paint]] = []
+        self._balls: list[tuple[Array, Array, Array, Paint]] = []
         self._occluders: list[Occluders] = []
 
     def quads(
@@ -246,7 +249,7 @@ def _column(value: ArrayLike, n: int) -> NDArray[np.float64]:
     return out
 
 
-def _records(dtype: np.dtype, **fields: NDArray) -> NDArray[np.void]:
+def _records(dtype: np.dtype, **fields: Array) -> NDArray[np.void]:
     """A structured array of these columns."""
     out = np.zeros(len(next(iter(fields.values()))), dtype)
     for name, column in fields.items():
@@ -254,8 +257,21 @@ def _records(dtype: np.dtype, **fields: NDArray) -> NDArray[np.void]:
     return out
 
 
-def _diffuse(normal: NDArray, environment: NDArray[np.void]) -> NDArray:
+def _diffuse(normal: Array, environment: NDArray[np.void]) -> Array:
     """(n, 3) light of sun and sky on surfaces with these normals."""
     sun = np.maximum(0, normal @ environment["sun_direction"][0])[:, None]
     up = (0.5 - 0.5 * normal[:, 1])[:, None]
     return sun * environment["sun"] + up * environment["ambient_up"] + (1 - up) * environment["ambient_down"]
+
+
+def box_clearance(
+    path: Array, x: Array, z: Array, size: Array, yaw: ArrayLike, base: ArrayLike = 0.0
+) -> Array:
+    """(n,) metres between upright boxes (as `SceneBuilder.boxes` takes them) and camera positions (p, 3)."""
+    path = path[:: max(1, len(path) // _MAX_PATH_POSITIONS)]
+    yaw, base = np.broadcast_to(yaw, x.shape), np.broadcast_to(base, x.shape)
+    dx, dz = path[:, 0, None] - x, path[:, 2, None] - z
+    right, forward = dx * np.cos(yaw) - dz * np.sin(yaw), dx * np.sin(yaw) + dz * np.cos(yaw)
+    above = -path[:, 1, None] - (base + size[:, 1] / 2)
+    gaps = [np.abs(offset) - size[:, k] / 2 for k, offset in ((0, right), (1, above), (2, forward))]
+    return np.sqrt(sum(np.maximum(gap, 0) ** 2 for gap in gaps)).min(0)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
-from anchor3r.worlds.scenes.clearance import box_clearance
+from anchor3r.kernels import Array
+from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
 from anchor3r.worlds.scenes.landscape import add_backdrop, add_bushes, add_trees
 from anchor3r.worlds.scenes.lighting import outdoors
 from anchor3r.worlds.scenes.scene import ON_GROUND, Scene
@@ -18,9 +17,7 @@ CLEAR_M = 0.7
 REACH_M = 60.0
 
 
-def field_scene(
-    rng: Rng, bank: TextureBank, path: NDArray, focus: NDArray | None, focus_radius: float
-) -> Scene:
+def field_scene(rng: Rng, bank: TextureBank, path: Array, focus: Array | None, focus_radius: float) -> Scene:
     """Open ground around camera positions (p, 3), with a heap of things within a radius of `focus` (3,)."""
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     centre = path[:, [0, 2]].mean(0)
@@ -46,7 +43,7 @@ def field_scene(
     return builder.build(outdoors(rng, bank), ground)
 
 
-def _add_ground(rng: Rng, builder: SceneBuilder, painter: Painter, centre: NDArray) -> None:
+def _add_ground(rng: Rng, builder: SceneBuilder, painter: Painter, centre: Array) -> None:
     """Land, with strips of path and patches of another cover."""
     size = 900.0
     corner = [[centre[0] - size / 2, 0, centre[1] - size / 2]]
@@ -67,18 +64,16 @@ def _add_ground(rng: Rng, builder: SceneBuilder, painter: Painter, centre: NDArr
 class _Scatter:
     """Places things at random around the path, out of the camera's way."""
 
-    def __init__(
-        self, rng: Rng, builder: SceneBuilder, painter: Painter, path: NDArray, centre: NDArray
-    ) -> None:
+    def __init__(self, rng: Rng, builder: SceneBuilder, painter: Painter, path: Array, centre: Array) -> None:
         self.rng, self.builder, self.painter, self.path, self.centre = rng, builder, painter, path, centre
 
-    def _places(self, n: int, near: float, far: float) -> tuple[NDArray, NDArray]:
+    def _places(self, n: int, near: float, far: float) -> tuple[Array, Array]:
         """Uniform in the logarithm of the distance: parallax at every depth."""
         distance = np.exp(self.rng.uniform(np.log(near), np.log(far), n))
         angle = self.rng.uniform(0, 2 * np.pi, n)
         return self.centre[0] + distance * np.sin(angle), self.centre[1] + distance * np.cos(angle)
 
-    def _clear(self, x: NDArray, z: NDArray, size: NDArray, yaw: NDArray) -> NDArray:
+    def _clear(self, x: Array, z: Array, size: Array, yaw: Array) -> Array:
         return np.flatnonzero(box_clearance(self.path, x, z, size, yaw) > CLEAR_M)
 
     def boxes(
@@ -135,7 +130,7 @@ class _Scatter:
 
 
 def _add_focus(
-    rng: Rng, builder: SceneBuilder, painter: Painter, path: NDArray, focus: NDArray, radius: float
+    rng: Rng, builder: SceneBuilder, painter: Painter, path: Array, focus: Array, radius: float
 ) -> None:
     """A heap of boxes and balls to circle around."""
     n = int(rng.integers(5, 16))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
 
 Rng = np.random.Generator
@@ -14,8 +14,8 @@ def add_trees(
     rng: Rng,
     builder: SceneBuilder,
     painter: Painter,
-    x: NDArray,
-    z: NDArray,
+    x: Array,
+    z: Array,
     clear_m: float,
     scale: float = 1.0,
 ) -> None:
@@ -41,7 +41,7 @@ def add_trees(
         builder.balls(centre, radii, turn, leaves)
 
 
-def add_bushes(rng: Rng, builder: SceneBuilder, painter: Painter, x: NDArray, z: NDArray) -> None:
+def add_bushes(rng: Rng, builder: SceneBuilder, painter: Painter, x: Array, z: Array) -> None:
     """n bushes that stand in the ground."""
     n = len(x)
     if n == 0:
@@ -51,7 +51,7 @@ def add_bushes(rng: Rng, builder: SceneBuilder, painter: Painter, x: NDArray, z:
     builder.balls(np.stack([x, -0.55 * radii[:, 1], z], 1), radii, rng.uniform(0, 3, n), leaves)
 
 
-def add_backdrop(rng: Rng, builder: SceneBuilder, painter: Painter, low: NDArray, high: NDArray) -> None:
+def add_backdrop(rng: Rng, builder: SceneBuilder, painter: Painter, low: Array, high: Array) -> None:
     """Hills and towers around the ground low..high (x, z), so that views end before the horizon does."""
     centre, reach = (low + high) / 2, np.linalg.norm(high - low) / 2
     n = 28

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.kernels import kernel
+from anchor3r.kernels import Array, kernel
 from anchor3r.worlds.scenes.scene import Lightmap
 
 MAX_SIZE = 4096
@@ -18,22 +18,22 @@ CONTACT_DARKNESS = 0.65
 class Occluders(NamedTuple):
     """n upright boxes over parallelograms of the ground (x, z)."""
 
-    corner: NDArray
+    corner: Array
     """(n, 2)"""
-    right: NDArray
+    right: Array
     """(n, 2)"""
-    forward: NDArray
+    forward: Array
     """(n, 2)"""
-    base: NDArray
+    base: Array
     """(n,) height of the underside"""
-    height: NDArray
+    height: Array
     """(n,) from underside to top"""
 
 
 def bake_lightmap(
     occluders: list[Occluders],
     ground: tuple[float, float, float, float],
-    shift: NDArray,
+    shift: Array,
     sun_share: float,
     texel_m: float,
 ) -> Lightmap:
@@ -68,8 +68,8 @@ def bake_lightmap(
     return Lightmap(_chain(light), np.array([x0, z0, texels_per_m, size]))
 
 
-def _chain(light: NDArray) -> NDArray[np.uint8]:
-    level: NDArray = light * np.float32(255)
+def _chain(light: Array) -> NDArray[np.uint8]:
+    level: Array = light * np.float32(255)
     flat = []
     while True:
         flat.append((level + 0.5).astype(np.uint8).ravel())
@@ -79,7 +79,7 @@ def _chain(light: NDArray) -> NDArray[np.uint8]:
 
 
 @kernel(fast=True)
-def _fill(field: NDArray, ox: float, oz: float, ax: float, az: float, bx: float, bz: float) -> None:
+def _fill(field: Array, ox: float, oz: float, ax: float, az: float, bx: float, bz: float) -> None:
     """Sets field to 0 in the parallelogram o + s a + t b, in texels (x = column, z = row)."""
     det = ax * bz - az * bx
     if abs(det) < 1e-6:
@@ -98,20 +98,20 @@ def _fill(field: NDArray, ox: float, oz: float, ax: float, az: float, bx: float,
 
 
 @kernel(fast=True)
-def _fill_all(field: NDArray, corner: NDArray, right: NDArray, forward: NDArray) -> None:
+def _fill_all(field: Array, corner: Array, right: Array, forward: Array) -> None:
     for k in range(len(corner)):
         _fill(field, corner[k, 0], corner[k, 1], right[k, 0], right[k, 1], forward[k, 0], forward[k, 1])
 
 
 @kernel(fast=True)
 def _fill_shadows(
-    field: NDArray,
-    corner: NDArray,
-    right: NDArray,
-    forward: NDArray,
-    base: NDArray,
-    top: NDArray,
-    shift: NDArray,
+    field: Array,
+    corner: Array,
+    right: Array,
+    forward: Array,
+    base: Array,
+    top: Array,
+    shift: Array,
 ) -> None:
     """Each box's outline, swept along the ground from the shadow of its underside to that of its top."""
     for k in range(len(corner)):
@@ -127,7 +127,7 @@ def _fill_shadows(
 
 
 @kernel(fast=True)
-def _box_blur(field: NDArray, reach: int) -> NDArray:
+def _box_blur(field: Array, reach: int) -> Array:
     """Mean over (2 reach + 1)² texels by running sums, borders repeated."""
     size = field.shape[0]
     scale = np.float32(1.0 / (2 * reach + 1))

@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from anchor3r.kernels import Array
+
 Rng = np.random.Generator
 Field = NDArray[np.float32]
 """(size, size)"""
@@ -51,7 +53,7 @@ def any_colour(rng: Rng) -> NDArray[np.float32]:
     return colour(rng, (0, 1), (vivid, vivid), (0.12, 0.95))
 
 
-def _shade(base: NDArray, field: Field, strength: float) -> Picture:
+def _shade(base: Array, field: Field, strength: float) -> Picture:
     """The colour `base` ((3,) or a picture), made lighter and darker by a field of deviation 1."""
     return (base * (1 + strength * field[..., None])).astype(np.float32)
 
@@ -62,9 +64,7 @@ def _axes(size: int) -> tuple[Field, Field]:
     return line[:, None], line[None, :]
 
 
-def _cells(
-    rng: Rng, size: int, rows: int, columns: int, offset: float
-) -> tuple[Field, Field, NDArray, NDArray]:
+def _cells(rng: Rng, size: int, rows: int, columns: int, offset: float) -> tuple[Field, Field, Array, Array]:
     """A brick lattice: position (0..1) within the cell along y and x, and the cell's row and column."""
     y, x = _axes(size)
     row = np.floor(y * rows).astype(np.int64)
@@ -82,7 +82,7 @@ def _joint(inner_y: Field, inner_x: Field, rows: int, columns: int, width: float
     return (np.minimum(edge_y, edge_x) < width / 2).astype(np.float32)
 
 
-def _mix(a: NDArray, b: NDArray, mask: NDArray) -> Picture:
+def _mix(a: Array, b: Array, mask: Array) -> Picture:
     mask = mask[..., None]
     return (a * (1 - mask) + b * mask).astype(np.float32)
 
@@ -222,7 +222,7 @@ def marking(rng: Rng, size: int) -> Picture:
     return _shade(base, -np.abs(noise(rng, size, 0.9)), rng.uniform(0.05, 0.2))
 
 
-def _rectangle(picture: Picture, top: float, left: float, bottom: float, right: float, fill: NDArray) -> None:
+def _rectangle(picture: Picture, top: float, left: float, bottom: float, right: float, fill: Array) -> None:
     """Fills a rectangle given in 0..1 of the tile, in place; what lies outside is cut off."""
     size = len(picture)
     y0, y1 = (round(min(max(v, 0.0), 1.0) * size) for v in (top, bottom))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
-from anchor3r.worlds.scenes.clearance import box_clearance
+from anchor3r.kernels import Array
+from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
 from anchor3r.worlds.scenes.lighting import indoors
 from anchor3r.worlds.scenes.scene import EMISSIVE, ON_GROUND, Scene
 from anchor3r.worlds.scenes.textures import TextureBank
@@ -20,7 +19,7 @@ _UP = np.array([0.0, -1.0, 0.0])
 class _Room:
     """The walls of one room: x0..x1, z0..z1, height, and who paints it."""
 
-    def __init__(self, rng: Rng, builder: SceneBuilder, painter: Painter, path: NDArray) -> None:
+    def __init__(self, rng: Rng, builder: SceneBuilder, painter: Painter, path: Array) -> None:
         self.rng, self.builder, self.painter, self.path = rng, builder, painter, path
         low, high = path.min(0), path.max(0)
         margin = rng.uniform(0.8, 2.4, 4)
@@ -28,14 +27,14 @@ class _Room:
         self.z0, self.z1 = low[2] - margin[2], high[2] + margin[3]
         self.height = max(rng.uniform(2.3, 3.2), -low[1] + 0.6)
 
-    def wall(self, k: int) -> tuple[NDArray, NDArray, float]:
+    def wall(self, k: int) -> tuple[Array, Array, float]:
         """Left end (seen from inside) on the floor, unit direction to the right, length of wall k."""
         corners = np.array([[self.x0, self.z1], [self.x1, self.z1], [self.x1, self.z0], [self.x0, self.z0]])
         a, b = corners[k], corners[(k + 1) % 4]
         length = float(np.abs(b - a).sum())
         return np.array([a[0], 0.0, a[1]]), np.array([b[0] - a[0], 0.0, b[1] - a[1]]) / length, length
 
-    def against_wall(self, width: NDArray, depth: NDArray) -> tuple[NDArray, NDArray, NDArray]:
+    def against_wall(self, width: Array, depth: Array) -> tuple[Array, Array, Array]:
         """x, z, yaw of boxes with their backs to random places of random walls, fronts into the room."""
         n = len(width)
         k = self.rng.integers(0, 4, n)
@@ -45,14 +44,12 @@ class _Room:
         place = start[k] + along[:, None] * right[k] - (depth / 2 + 0.004)[:, None] * outward[k]
         return place[:, 0], place[:, 2], np.arctan2(outward[k, 0], outward[k, 2])
 
-    def clear(
-        self, x: NDArray, z: NDArray, size: NDArray, yaw: NDArray, base: NDArray | float = 0.0
-    ) -> NDArray:
+    def clear(self, x: Array, z: Array, size: Array, yaw: Array, base: Array | float = 0.0) -> Array:
         """Indices of the boxes that the camera does not come near to."""
         return np.flatnonzero(box_clearance(self.path, x, z, size, yaw, base) > CLEAR_M)
 
 
-def room_scene(rng: Rng, bank: TextureBank, path: NDArray, centre_piece: bool) -> Scene:
+def room_scene(rng: Rng, bank: TextureBank, path: Array, centre_piece: bool) -> Scene:
     """A room around camera positions (p, 3); `centre_piece` puts a laden table in the middle of the path."""
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     room = _Room(rng, builder, painter, path)
@@ -169,7 +166,7 @@ def _add_wall_furniture(room: _Room) -> None:
         _add_items_on(room, x, z, yaw, size, base + size[:, 1])
 
 
-def _add_items_on(room: _Room, x: NDArray, z: NDArray, yaw: NDArray, size: NDArray, top: NDArray) -> None:
+def _add_items_on(room: _Room, x: Array, z: Array, yaw: Array, size: Array, top: Array) -> None:
     """Packets, papers, cups and balls on the tops of boxes."""
     rng = room.rng
     owner = np.repeat(np.arange(len(x)), rng.integers(1, 7, len(x)))
@@ -181,7 +178,7 @@ def _add_items_on(room: _Room, x: NDArray, z: NDArray, yaw: NDArray, size: NDArr
     _add_items(room, at_x, at_z, top[owner], np.exp(rng.uniform(np.log(0.06), np.log(0.38), (n, 3))))
 
 
-def _add_items(room: _Room, x: NDArray, z: NDArray, base: NDArray, size: NDArray) -> None:
+def _add_items(room: _Room, x: Array, z: Array, base: Array, size: Array) -> None:
     """Small things of the given sizes: boxes, flat papers and ellipsoids."""
     rng = room.rng
     kind = rng.random(len(x))
@@ -254,7 +251,7 @@ def _add_tables(room: _Room, centre_piece: bool) -> None:
         )
 
 
-def _add_chairs(room: _Room, x: NDArray, z: NDArray, yaw: NDArray) -> None:
+def _add_chairs(room: _Room, x: Array, z: Array, yaw: Array) -> None:
     n = len(x)
     keep = room.clear(x, z, np.tile([0.5, 1.0, 0.5], (n, 1)), yaw)
     if len(keep) == 0:

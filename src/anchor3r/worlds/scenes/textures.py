@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.kernels import Array
 from anchor3r.worlds.scenes import patterns
 
 SIZE = 256
@@ -27,7 +28,7 @@ LEVEL_START = tuple(sum((SIZE >> k) ** 2 for k in range(level)) for level in ran
 PHOTO_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 MAX_PHOTOS = 256
 
-PATTERNS: dict[str, tuple[Callable[[np.random.Generator, int], NDArray], int]] = {
+PATTERNS: dict[str, tuple[Callable[[np.random.Generator, int], Array], int]] = {
     "stain": (patterns.stain, 6),
     "plaster": (patterns.plaster, 16),
     "asphalt": (patterns.asphalt, 12),
@@ -59,7 +60,7 @@ class TextureBank:
     def __init__(self, seed: int, photo_folder: Path | None = None) -> None:
         self._seed = seed
         self._photos = _list_photos(photo_folder) if photo_folder else []
-        self._makers: list[Callable[[np.random.Generator, int], NDArray]] = []
+        self._makers: list[Callable[[np.random.Generator, int], Array]] = []
         self.range: dict[str, tuple[int, int]] = {}
         for category, (make, count) in PATTERNS.items():
             self.range[category] = (len(self._makers), len(self._makers) + count)
@@ -95,7 +96,7 @@ class TextureBank:
         """(n,) -> (n, 3) average colours, 0..255."""
         return (self.texels[index, -1, None] >> np.array([0, 8, 16], np.uint32) & 255).astype(np.float32)
 
-    def _make(self, index: int) -> NDArray:
+    def _make(self, index: int) -> Array:
         """(SIZE, SIZE, 3) in 0..1"""
         if index < len(self._makers):
             return self._makers[index](np.random.default_rng([self._seed, index]), SIZE)
@@ -108,8 +109,8 @@ def texture_bank(seed: int, photo_folder: Path | None = None) -> TextureBank:
     return TextureBank(seed, photo_folder)
 
 
-def _mip_chain(image: NDArray) -> NDArray[np.uint32]:
-    level = np.clip(image, 0, 1).astype(np.float32) * 255
+def _mip_chain(image: Array) -> NDArray[np.uint32]:
+    level: Array = np.clip(image, 0, 1).astype(np.float32) * 255
     flat = []
     for _ in range(LEVELS):
         flat.append(level.reshape(-1, 3))
@@ -132,7 +133,7 @@ def _list_photos(folder: Path) -> list[Path]:
     return photos[::step]
 
 
-def _read_photo(path: Path) -> NDArray:
+def _read_photo(path: Path) -> Array:
     """The photo's central square, mirrored at its borders so that it tiles without a seam."""
     try:
         with Image.open(path) as image:

@@ -1,0 +1,222 @@
+"""What a training data set is: sequences whose cameras are known without decoding a picture.
+
+A loader has two parts. `index` reads cameras and file names of one sequence into a `SequenceTable`, once;
+the table is kept, so nothing is parsed or listed while training. `picture` decodes one frame.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.datasets.files import Files
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3, Pinhole, nearest_rotation
+from anchor3r.sources.frame import Frame
+from anchor3r.sources.images import read_image
+
+ROTATION_TOLERANCE = 0.01
+"""How far an entry of a rotation may be off because of the digits it was printed with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What somebody who wants to use a data set has to know."""
+
+    name: str
+    """On the command line, and of its folder under a data root."""
+    title: str
+    """As its authors call it."""
+    licence: str
+    size: str
+    """Of the download."""
+    scenes: str
+    """How many sequences, and of what."""
+    kind: Literal["real", "synthetic"]
+    download: str
+    """What to get from where."""
+    layout: str
+    """What is looked for under its root."""
+    ordered: bool = True
+    """Whether frames are in the order of time; otherwise clips are chained by overlap."""
+    depth: Literal["dense", "sparse", "none"] = "dense"
+    metric: bool = True
+    """Whether lengths are metres."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceTable:
+    """All of a sequence but its pixels, in columns of n frames."""
+
+    name: str
+    images: tuple[str, ...]
+    """What the data set finds a picture by: mostly its file, relative to the root."""
+    depths: tuple[str, ...] = ()
+    """The same of depth; empty where the sequence has none, "" where a frame has none."""
+    camera_from_world: NDArray[np.float64]
+    """(n, 3, 4), NaN where a frame has no pose"""
+    cameras: NDArray[np.float64]
+    """(n, 4) fx, fy, cx, cy in pixels of the picture as `picture` gives it"""
+    lens: NDArray[np.float64] = field(default_factory=lambda: np.empty((0, 0)))
+    """(n, k) what else of the camera decoding needs; empty if nothing"""
+
+    def __post_init__(self) -> None:
+        n = len(self.images)
+        if not (self.camera_from_world.shape == (n, 3, 4) and self.cameras.shape == (n, 4)):
+            raise ValueError(f"columns of {self.name} are of different lengths")
+        if len(self.depths) not in (0, n) or len(self.lens) not in (0, n):
+            raise ValueError(f"columns of {self.name} are of different lengths")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def known(self) -> NDArray[np.bool_]:
+        """(n,) which frames have a pose and a camera."""
+        finite = np.isfinite(self.camera_from_world.reshape(len(self), 12)).all(axis=1)
+        return np.asarray(finite & (self.cameras[:, :2] > 0).all(axis=1))
+
+    def camera(self, index: int, width: int, height: int) -> Pinhole:
+        """Of a frame, whose picture has this size."""
+        fx, fy, cx, cy = self.cameras[index].tolist()
+        return Pinhole(fx, fy, cx, cy, width, height)
+
+    def pose(self, index: int) -> SE3 | None:
+        matrix = self.camera_from_world[index]
+        return SE3(matrix[:, :3], matrix[:, 3]) if np.isfinite(matrix).all() else None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One decoded frame."""
+
+    image: NDArray[np.uint8]
+    """(H, W, 3) RGB"""
+    depth_m: NDArray[np.float32] | None = None
+    """(H, W) along z, 0 where unknown; in the sequence's unit where that is not the metre"""
+    camera: Pinhole | None = None
+    """If it is another one than the table says."""
+    confidence: NDArray[np.float32] | None = None
+    """(H, W) in 0–1, how far depth is to be trusted; None where it is true"""
+
+
+class DataSet(ABC):
+    """One data set in the layout it is downloaded in."""
+
+    card: ClassVar[Card]
+
+    @abstractmethod
+    def names(self, files: Files) -> list[str]:
+        """Of all sequences, without opening any."""
+
+    @abstractmethod
+    def index(self, files: Files, name: str) -> SequenceTable:
+        """Cameras and file names of one sequence."""
+
+    def picture(self, files: Files, table: SequenceTable, index: int) -> Picture:
+        """Decodes one frame."""
+        image = self.image(files, table.images[index])
+        return Picture(image, self.depth_of(files, table, index, image))
+
+    def image(self, files: Files, name: str) -> NDArray[np.uint8]:
+        """Decodes an image file to (H, W, 3) RGB."""
+        with files.open(name) as file:
+            return read_image(file)
+
+    def depth_of(
+        self, files: Files, table: SequenceTable, index: int, image: NDArray[np.uint8]
+    ) -> NDArray[np.float32] | None:
+        """(H, W) of the frame's image, None where it has none."""
+        if not table.depths or not table.depths[index]:
+            return None
+        depth = self.depth(files, table, index)
+        if depth.shape != image.shape[:2]:
+            raise Anchor3RError(
+                f"{files.root / table.depths[index]} is {depth.shape[1]}×{depth.shape[0]}, but its image is "
+                f"{image.shape[1]}×{image.shape[0]}; get them again"
+            )
+        return np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
+
+    def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
+        """Decodes depth along z; what is not positive or not finite is unknown."""
+        raise NotImplementedError
+
+    def nothing_found(self, files: Files) -> Anchor3RError:
+        return Anchor3RError(
+            f"no sequence of {self.card.title} in {files.root}: looked for {self.card.layout}; "
+            f"download {self.card.download}"
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A sequence that can be read: `read` decodes a frame, `poses` decodes none."""
+
+    dataset: DataSet
+    files: Files
+    table: SequenceTable
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.table)
+
+    def poses(self) -> list[SE3 | None]:
+        return [self.table.pose(k) for k in range(len(self.table))]
+
+    def read(self, index: int) -> Frame:
+        picture = self.dataset.picture(self.files, self.table, index)
+        height, width = picture.image.shape[:2]
+        camera = picture.camera
+        if camera is None and self.table.cameras[index, 0] > 0:
+            camera = self.table.camera(index, width, height)
+        return Frame(
+            index=index,
+            timestamp_s=float(index),
+            image=picture.image,
+            intrinsics=camera,
+            depth_m=picture.depth_m,
+            camera_from_world=self.table.pose(index),
+            depth_confidence=picture.confidence,
+        )
+
+
+def poses_from_camera(world_from_camera: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    """(n, 3 or 4, 4) camera-to-world -> camera_from_world (n, 3, 4); NaN stays where a pose is not finite."""
+    given = rigid(world_from_camera, where)
+    inverse = SE3(given[:, :, :3], given[:, :, 3]).inverse()
+    return np.concatenate([inverse.rotation, inverse.translation[..., None]], -1)
+
+
+def rigid(matrices: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    """(n, 3 or 4, 4) -> (n, 3, 4) with exact rotations; NaN where an entry is not finite."""
+    given = np.asarray(matrices, np.float64).reshape(len(matrices), -1, 4)[:, :3]
+    finite = np.asarray(np.isfinite(given).all((1, 2)))
+    rotation = np.where(finite[:, None, None], given[:, :, :3], np.eye(3))
+    exact = nearest_rotation(rotation)
+    wrong = np.abs(exact - rotation).max((1, 2)) > ROTATION_TOLERANCE
+    if wrong.any():
+        raise Anchor3RError(f"pose {int(np.argmax(wrong))} of {where} is no rigid motion; get it again")
+    result = np.concatenate([exact, given[:, :, 3:]], -1)
+    result[~finite] = np.nan
+    return result
+
+
+def cameras_from_matrix(matrix: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """A camera matrix (3 or 4, 3 or 4) -> (count, 4) fx, fy, cx, cy."""
+    row = [matrix[0, 0], matrix[1, 1], matrix[0, 2], matrix[1, 2]]
+    return np.tile(np.array(row, np.float64), (count, 1))
+
+
+def common_stems(*lists: Sequence[str]) -> list[str]:
+    """The names, without folder and suffix, that all lists of files share, in the order of the first."""
+    stems = [[name.rpartition("/")[2].split(".")[0] for name in names] for names in lists]
+    shared = set(stems[0]).intersection(*stems[1:])
+    return [stem for stem in stems[0] if stem in shared]

@@ -1,0 +1,81 @@
+"""How data sets store depth: 16-bit images, halves in images, PFM, EXR, HDF5, NumPy files."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from anchor3r.datasets.files import Files
+from anchor3r.io.extras import data_library
+from anchor3r.sources.images import DECODING_ERRORS
+from anchor3r.sources.source import UndecodableFrameError
+
+
+def png16(files: Files, name: str) -> NDArray[np.uint16]:
+    """(H, W) of a 16-bit image with one channel."""
+    try:
+        with files.open(name) as file, Image.open(file) as image:
+            if not image.mode.startswith("I"):
+                raise ValueError(f"it should have one 16-bit channel, but has mode {image.mode}")
+            return np.asarray(image).astype(np.uint16)
+    except DECODING_ERRORS as error:
+        raise _undecodable(files, name, error) from error
+
+
+def mask(files: Files, name: str) -> NDArray[np.bool_]:
+    """(H, W) where an image with one channel is not 0."""
+    try:
+        with files.open(name) as file, Image.open(file) as image:
+            return np.asarray(image.convert("L")) > 0
+    except DECODING_ERRORS as error:
+        raise _undecodable(files, name, error) from error
+
+
+def npy(files: Files, name: str) -> NDArray[Any]:
+    try:
+        return np.load(io.BytesIO(files.read(name)), allow_pickle=False)
+    except DECODING_ERRORS as error:
+        raise _undecodable(files, name, error) from error
+
+
+def hdf5(files: Files, name: str, key: str) -> NDArray[Any]:
+    """One data set of an HDF5 file."""
+    h5py = data_library("h5py")
+    try:
+        with files.open(name) as file, h5py.File(file, "r") as content:
+            return np.asarray(content[key])
+    except (*DECODING_ERRORS, KeyError) as error:
+        raise _undecodable(files, name, error) from error
+
+
+def exr(files: Files, name: str) -> NDArray[np.float32]:
+    """(H, W) the first channel of an OpenEXR file."""
+    library = data_library("OpenEXR")
+    try:
+        with files.open(name) as file, library.File(file, separate_channels=True) as content:
+            return np.array(next(iter(content.channels().values())).pixels, np.float32)
+    except (*DECODING_ERRORS, StopIteration) as error:
+        raise _undecodable(files, name, error) from error
+
+
+def pfm(files: Files, name: str) -> NDArray[np.float32]:
+    """(H, W) of a portable float map with one channel, whose rows are stored from the bottom."""
+    data = files.read(name)
+    try:
+        kind, width, height, scale = data.split(maxsplit=4)[:4]
+        if kind != b"Pf":
+            raise ValueError("it is no portable float map with one channel")
+        values = np.frombuffer(data[-4 * int(width) * int(height) :], "<f4" if float(scale) < 0 else ">f4")
+        return np.flipud(values.reshape(int(height), int(width))).astype(np.float32)
+    except ValueError as error:
+        raise _undecodable(files, name, error) from error
+
+
+def _undecodable(files: Files, name: str, error: Exception) -> UndecodableFrameError:
+    return UndecodableFrameError(
+        f"cannot decode {files.root / name} ({error}); replace the file or remove it"
+    )

@@ -1,0 +1,213 @@
+"""Frames that got no pose, and why: what to tell somebody whose images do not become a map.
+
+Images are matched: the first with the last shows whether the camera moves at all, neighbours show whether one
+image sees what the next one does. That holds for any predictor, and for images that nobody has mapped yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.sources import Source
+from anchor3r.store import Map
+
+Image = NDArray[np.uint8]
+_SAMPLED_PAIRS = 8
+"""Neighbours that are looked at, spread over the frames in question."""
+_MATCHING_SIDE = 640
+_NUM_FEATURES = 1000
+_FEWEST_FEATURES = 60
+"""With fewer corners an image shows nothing that could be followed."""
+_FEWEST_SHARED = 25
+"""Matches on one epipolar geometry that two views of one scene have at least. Of a few hundred wrong matches
+up to some 15 agree by chance: a geometry has seven degrees of freedom, and a wrong match lies within 1.5
+pixels of its line with a probability of about 1 %."""
+_STILL_PX = 1.0
+"""Images whose matches move by less show no motion, but the noise of corners and compression."""
+_WIDE_SHIFT = 0.2
+"""Of the diagonal: matches of consecutive video frames move by some percent of it, by more than this only
+between photographs."""
+_FEW_FRAMES = 5
+
+
+class Cause(StrEnum):
+    """Why frames could not be placed."""
+
+    TOO_FEW_FRAMES = "too few frames"
+    NO_TEXTURE = "nothing to follow"
+    NO_MOTION = "no motion"
+    NO_OVERLAP = "no overlap"
+    NO_PARALLAX = "no parallax"
+    UNKNOWN = "not known"
+
+
+REMEDIES = {
+    Cause.TOO_FEW_FRAMES: "a start takes a dozen frames or more: take a longer part, or a smaller --stride",
+    Cause.NO_TEXTURE: "the images have hardly a corner to follow: are they dark, blurred or blank?",
+    Cause.NO_MOTION: "the camera stands still: move it, or take a part in which it moves (--start, --stop)",
+    Cause.NO_OVERLAP: "neighbouring images do not show the same things: film slower or take a smaller "
+    "--stride; for photographs in no order use a photogrammetry program such as COLMAP",
+    Cause.NO_PARALLAX: "the images move, but nothing tells near from far: does the camera only turn, or look "
+    "at something flat or far away? Move it sideways; if the lens is unusual, state it (--intrinsics, --fov)",
+    Cause.UNKNOWN: "the images are no longer at hand, so that nothing more can be said",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlap:
+    """What two images have in common."""
+
+    num_features: int
+    """Corners of the poorer image."""
+    num_shared: int
+    """Matches that one epipolar geometry explains."""
+    shift_px: float
+    """Their median displacement at the size of matching; NaN without any."""
+    shift: float
+    """The same as a part of the diagonal."""
+
+    @property
+    def is_same_scene(self) -> bool:
+        return self.num_shared >= _FEWEST_SHARED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """Consecutive frames of a map that have no pose."""
+
+    first: int
+    last: int
+    num_frames: int
+    cause: Cause
+
+    def in_words(self) -> str:
+        which = f"frame {self.first}" if self.num_frames == 1 else f"frames {self.first}–{self.last}"
+        return f"{which}: {self.cause}"
+
+
+def gaps_of(scene_map: Map, *, placed: NDArray[np.int64] | None = None) -> list[Gap]:
+    """All frames of a map without an online pose, in runs, each with its cause."""
+    frames = scene_map.frames().index
+    placed = scene_map.trajectory().frames if placed is None else placed
+    missing = np.flatnonzero(~np.isin(frames, placed))
+    images = _Images(scene_map)
+    gaps = []
+    for _, run in groupby(enumerate(missing.tolist()), lambda pair: pair[1] - pair[0]):
+        rows = [row for _, row in run]
+        cause = images.cause(frames, rows, is_whole=len(rows) == len(frames))
+        gaps.append(
+            Gap(first=int(frames[rows[0]]), last=int(frames[rows[-1]]), num_frames=len(rows), cause=cause)
+        )
+    return gaps
+
+
+def separate_photographs(source: Source) -> str | None:
+    """What shows that images are photographs rather than the frames of a video; None if nothing does."""
+    frames = list(source.wanted)
+    found = list(_sampled_overlaps(frames, lambda index: source.read(index).image))
+    if len(found) < 2:
+        return None
+    shared = [overlap for overlap in found if overlap.is_same_scene]
+    if 2 * len(shared) < len(found):
+        return (
+            f"of {len(found)} pairs of neighbouring images that were compared, {len(found) - len(shared)} "
+            "show different things"
+        )
+    shift = float(np.median([overlap.shift for overlap in shared]))
+    if shift > _WIDE_SHIFT:
+        return f"from one image to the next what they show moves by {shift:.0%} of the image"
+    return None
+
+
+def cause_of(overlaps: Sequence[Overlap], first_with_last: Overlap) -> Cause:
+    """What most of the pairs of neighbours say."""
+    if np.median([overlap.num_features for overlap in overlaps]) < _FEWEST_FEATURES:
+        return Cause.NO_TEXTURE
+    shared = [overlap for overlap in overlaps if overlap.is_same_scene]
+    if 2 * len(shared) < len(overlaps):
+        return Cause.NO_OVERLAP
+    if first_with_last.is_same_scene and first_with_last.shift_px < _STILL_PX:
+        return Cause.NO_MOTION
+    if np.median([overlap.shift for overlap in shared]) > _WIDE_SHIFT:
+        return Cause.NO_OVERLAP
+    return Cause.NO_PARALLAX
+
+
+class _Images:
+    """Reads the images of a map's frames, from its own copies or from its source."""
+
+    def __init__(self, scene_map: Map) -> None:
+        self._map = scene_map
+
+    def cause(self, frames: NDArray[np.int64], rows: list[int], *, is_whole: bool) -> Cause:
+        if is_whole and len(rows) < _FEW_FRAMES:
+            return Cause.TOO_FEW_FRAMES
+        # The frame before shows whether the first one still sees what was seen.
+        chosen = frames[max(rows[0] - 1, 0) : rows[-1] + 1].tolist()
+        overlaps = list(_sampled_overlaps(chosen, self._read))
+        if not overlaps:
+            return Cause.UNKNOWN
+        return cause_of(overlaps, overlap_of(self._read(chosen[0]), self._read(chosen[-1])))
+
+    def _read(self, index: int) -> Image:
+        if self._map.keeps_images():
+            return self._map.image(index)
+        with self._map.original_source() as source:
+            if source is None:
+                raise Anchor3RError(f"{self._map.folder} keeps no images and its source is gone")
+            return source.read(index).image
+
+
+def _sampled_overlaps(frames: Sequence[int], read: Callable[[int], Image]) -> Iterator[Overlap]:
+    """Of pairs of neighbours spread over the frames; those that cannot be read are left out."""
+    last = len(frames) - 1
+    for position in sorted(
+        {round(k * (last - 1) / max(_SAMPLED_PAIRS - 1, 1)) for k in range(_SAMPLED_PAIRS)}
+    ):
+        if not 0 <= position < last:
+            continue
+        try:
+            images = read(frames[position]), read(frames[position + 1])
+        except Anchor3RError:
+            continue
+        yield overlap_of(*images)
+
+
+def overlap_of(first: Image, second: Image) -> Overlap:
+    """Matches corners of two images of one size, (H, W, 3) RGB each."""
+    import cv2
+
+    scale = min(1.0, _MATCHING_SIDE / max(first.shape))
+    small = [
+        cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA) for image in (first, second)
+    ]
+    detector = cv2.ORB.create(_NUM_FEATURES)
+    found = [detector.detectAndCompute(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), None) for image in small]
+    num_features = min(len(points) for points, _ in found)
+    nothing = Overlap(num_features=num_features, num_shared=0, shift_px=np.nan, shift=np.nan)
+    if num_features < _FEWEST_SHARED:
+        return nothing
+    pairs = cv2.BFMatcher(cv2.NORM_HAMMING, crossCheck=True).match(found[0][1], found[1][1])
+    if len(pairs) < _FEWEST_SHARED:
+        return nothing
+    here = np.array([found[0][0][pair.queryIdx].pt for pair in pairs])
+    there = np.array([found[1][0][pair.trainIdx].pt for pair in pairs])
+    cv2.setRNGSeed(0)
+    _, inliers = cv2.findFundamentalMat(here, there, cv2.FM_RANSAC, 1.5, 0.999, 2000)
+    if inliers is None or not inliers.any():
+        return nothing
+    agreed = inliers.ravel() > 0
+    shift_px = float(np.median(np.linalg.norm((there - here)[agreed], axis=1)))
+    return Overlap(
+        num_features=num_features,
+        num_shared=int(agreed.sum()),
+        shift_px=shift_px,
+        shift=shift_px / float(np.hypot(*small[0].shape[:2])),
+    )

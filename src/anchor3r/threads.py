@@ -1,0 +1,53 @@
+"""How many threads numerical libraries compute with: set in one place, for the work at hand, and put back.
+
+Windows are small. More threads than help cost much more than they save as soon as other programs run on the
+same cores, since the threads of BLAS and OpenMP wait for each other by spinning. Our own kernels have one
+thread (`kernels`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from anchor3r.errors import Anchor3RError
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def chosen_threads(wanted: int | None, *, gains: bool = False) -> int:
+    """What the user wants, else one, or all cores for work that gains from them."""
+    if wanted is None:
+        return num_cores() if gains else 1
+    if wanted < 1:
+        raise Anchor3RError(f"--threads must be at least 1, not {wanted}")
+    return wanted
+
+
+@contextmanager
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """While entered, BLAS, OpenMP, OpenCV and torch compute with so many threads in this process.
+
+    torch only if it is loaded already: nothing that goes without it has to wait for it.
+    """
+    import cv2
+    from threadpoolctl import threadpool_limits
+
+    torch = sys.modules.get("torch")
+    opencv_before = cv2.getNumThreads()
+    torch_before = torch.get_num_threads() if torch is not None else 0
+    with threadpool_limits(limits=num_threads):
+        cv2.setNumThreads(num_threads)
+        if torch is not None:
+            torch.set_num_threads(num_threads)
+        try:
+            yield
+        finally:
+            cv2.setNumThreads(opencv_before)
+            if torch is not None:
+                torch.set_num_threads(torch_before)

@@ -1,0 +1,55 @@
+"""Passwords in addresses: they reach the server, and nothing that is printed or kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from clips import encode
+from servers import serving, web_server
+
+from anchor3r.cli.main import main
+from anchor3r.errors import Anchor3RError
+from anchor3r.sources import open_source
+from anchor3r.sources.source import without_password
+from anchor3r.store import load_map
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("rtsp://admin:s3cret@10.0.0.2:554/live", "rtsp://admin:***@10.0.0.2:554/live"),
+        ("rtsp://admin:p@ss:w0rd@camera/live@2", "rtsp://admin:***@camera/live@2"),
+        ("http://:s3cret@host", "http://:***@host"),
+        ("[Errno 5] I/O error: 'https://a:b@host/x'", "[Errno 5] I/O error: 'https://a:***@host/x'"),
+        ("rtsp://host:554/user@home", "rtsp://host:554/user@home"),
+        ("https://name@host/x", "https://name@host/x"),
+        ("7scenes:a:b@c", "7scenes:a:b@c"),
+    ],
+)
+def test_only_the_password_goes(address: str, shown: str) -> None:
+    assert without_password(address) == shown
+
+
+@pytest.mark.parametrize("scheme", ["http", "rtsp", "ftp", "no+scheme"])
+def test_errors_do_not_tell_it(scheme: str) -> None:
+    with pytest.raises(Anchor3RError, match=r"user:\*\*\*@127.0.0.1:9/x") as found:
+        open_source(f"{scheme}://user:s3cret@127.0.0.1:9/x")
+    assert "s3cret" not in str(found.value)
+
+
+def test_maps_and_their_words_do_not_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip, folder = encode(tmp_path / "clip.mp4", 5).read_bytes(), tmp_path / "map"
+    with serving(web_server(clip, "video/mp4")) as port:
+        address = f"http://user:s3cret@127.0.0.1:{port}/clip"
+        options = ("--predictor", "features", "--out", str(folder))
+        assert main(["map", address, *options, "--stop", "3"]) == 0
+        assert main(["map", address, *options, "--resume"]) == 0
+        assert main(["map", address, *options]) == 1
+    captured = capsys.readouterr()
+    assert f"user:***@127.0.0.1:{port}/clip" in captured.out
+    assert "s3cret" not in captured.out + captured.err
+    with load_map(folder) as scene_map:
+        assert scene_map.num_frames == 5
+        assert scene_map.meta["identity"]["source"] == f"http://user:***@127.0.0.1:{port}/clip"
+    assert not any(b"s3cret" in file.read_bytes() for file in folder.iterdir())
