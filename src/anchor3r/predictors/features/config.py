@@ -72,6 +72,10 @@ class FeaturesConfig:
     """Horizontal fields of view that initialisation tries in that case; it goes on with what fits best."""
     focal_bias: float = 0.02
     """Relative error of a self-calibrated focal length that more windows do not average out, roughly."""
+    focal_inflation: float = 3.0
+    """Spread of a self-calibrated focal length over what independent errors of one pixel would leave: tracks
+    err as a whole. On 36 drives and orbits through worlds 201 to 206, seen with 20° to 120°, a value of 1 has
+    the truth within two spreads in 33 of them, and the others are off by up to 5.8."""
     known_focal_sigma: float = 0.05
     """Relative spread of the focal length above which it is called undetermined."""
     focal_sigma: float = 0.1

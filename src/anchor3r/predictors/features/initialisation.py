@@ -101,10 +101,9 @@ def _begin_anew(odometry: Odometry, turned: Turned, grey: Image) -> None:
     """Waits for parallax from the current frame on, with what the rotations have told of the camera."""
     found = turned.rotations
     if odometry.is_searching:
-        sigma = math.hypot(found.focal_sigma, odometry.config.focal_bias)
         odometry.camera = found.camera
-        odometry.calibration = odometry.assumed(grey, found.camera, sigma)
-        if sigma < odometry.config.known_focal_sigma:
+        odometry.calibration = odometry.assumed(grey, found.camera, found.focal_sigma)
+        if odometry.config.focal_inflation * found.focal_sigma < odometry.config.known_focal_sigma:
             odometry.first_log_focal = math.log(found.camera[0])
     odometry.begin(int(turned.frames[-1]), grey)
     odometry.is_turning = True

@@ -79,8 +79,10 @@ class Odometry:
         """
         assert self.calibration is not None
         own, log_focal = float(self.calibration.sigma[0]), float(self.calibration.mean[0])
-        moved = 0.0 if self.is_stated or self.first_log_focal is None else log_focal - self.first_log_focal
-        return math.hypot(own, self.config.focal_bias, moved)
+        if self.is_stated or self.first_log_focal is None:
+            return math.hypot(own, self.config.focal_bias)
+        moved = log_focal - self.first_log_focal
+        return math.hypot(self.config.focal_inflation * own, self.config.focal_bias, moved)
 
     def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:
         """What is known of a camera of which nothing is stated; focal_sigma is relative."""
