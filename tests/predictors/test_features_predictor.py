@@ -13,7 +13,7 @@ from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_log, umeyama
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.predictor import FeaturesPredictor
-from anchor3r.predictors.interface import WindowPrediction, WindowStatus
+from anchor3r.predictors.interface import NoPoseReason, WindowPrediction, WindowStatus
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 
@@ -177,9 +177,68 @@ def test_unknown_intrinsics_are_estimated(motion: Callable[[int], SE3]) -> None:
     assert prediction.intrinsics.fx == pytest.approx(camera["focal_px"], rel=0.03)
 
 
-def test_turning_on_the_spot_never_starts_a_map() -> None:
-    poses = [pose_at(np.zeros(3), np.array([0, 0.02 * k, 0])) for k in range(40)]
-    assert set(_statuses(FeaturesPredictor(), _frames(poses))) == {WindowStatus.INITIALISING}
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_turning_on_the_spot_gives_rotations_and_no_translation(is_stated: bool) -> None:
+    poses = [pose_at(np.zeros(3), np.array([0.05 * np.sin(0.3 * k), 0.025 * k, 0])) for k in range(60)]
+    mapper, found = Mapper(FeaturesPredictor()), {}
+    for frame in _frames(poses):
+        update = mapper.step(frame if is_stated else replace(frame, intrinsics=None))
+        for pose in (*update.late_poses, *([update.pose] if update.pose else [])):
+            found.setdefault(pose.frame, pose)
+    assert sorted(found) == list(range(60))
+    assert {pose.component for pose in found.values()} == {0}
+    assert np.ptp([pose.center for pose in found.values()], axis=0).max() == 0
+    for k, pose in found.items():
+        expected = poses[k].rotation @ poses[0].rotation.T
+        assert np.degrees(rotation_angle(pose.rotation @ found[0].rotation.T @ expected.T)) < 1.5
+    camera = mapper.predictor.estimated_camera()
+    assert camera["stated"] is is_stated
+    assert camera["determined"] is True
+    assert abs(camera["focal_px"] - CAMERA.fx) < 2 * camera["focal_sigma_px"]
+    assert update.prediction.covariance[0, 3, 3] > 0
+
+
+def test_a_translation_after_a_turn_goes_on_in_the_same_map() -> None:
+    turn = [pose_at(np.zeros(3), np.array([0, 0.025 * k, 0])) for k in range(40)]
+    walk = [pose_at(np.array([0.05 * k, 0, 0.0]), np.array([0, 0.025 * 39, 0])) for k in range(1, 30)]
+    mapper = Mapper(FeaturesPredictor())
+    updates = [mapper.step(frame) for frame in _frames(turn + walk)]
+    assert updates[-1].component == 0
+    assert np.linalg.norm(updates[-1].pose.center) > 0
+
+
+def test_frames_before_the_camera_moves_have_poses() -> None:
+    poses = [stroll(1)[0]] * 70 + stroll(25)
+    mapper, found = Mapper(FeaturesPredictor()), set()
+    for frame in _frames(poses):
+        update = mapper.step(frame)
+        found |= {pose.frame for pose in (*update.late_poses, *([update.pose] if update.pose else []))}
+    assert found == set(range(95))
+    assert update.component == 0
+
+
+def test_an_undetermined_camera_is_called_so() -> None:
+    predictor = FeaturesPredictor()
+    for k in range(40):  # straight ahead without turning: any focal length fits
+        frame = ROOM.frame(k, pose_at(np.array([0, 0, 0.08 * k - 4]), np.zeros(3)))
+        predictor.step(replace(frame, intrinsics=None))
+    camera = predictor.estimated_camera()
+    assert camera["determined"] is False
+    assert abs(camera["focal_px"] - CAMERA.fx) < 2 * camera["focal_sigma_px"]
+
+
+def test_frames_without_a_pose_say_why(walk: list[Frame]) -> None:
+    predictor = FeaturesPredictor()
+    assert predictor.step(walk[0]).reason is NoPoseReason.NO_MOTION
+    assert predictor.step(replace(walk[0], index=1)).reason is NoPoseReason.NO_MOTION
+    blank = ROOM.frame(0, walk[0].camera_from_world, gain=0)
+    assert FeaturesPredictor().step(blank).reason is NoPoseReason.FEW_FEATURES
+    predictor = FeaturesPredictor()
+    _statuses(predictor, walk[:30])
+    assert predictor.step(BoxRoom(7).frame(30, walk[30].camera_from_world)).reason is NoPoseReason.NO_OVERLAP
+    assert (
+        predictor.step(ROOM.frame(31, walk[31].camera_from_world, gain=0)).reason is NoPoseReason.FEW_FEATURES
+    )
 
 
 def test_turning_on_the_spot_later_keeps_the_place() -> None:

@@ -43,6 +43,8 @@ def common_camera(scene_map: Map) -> Pinhole:
 def camera_in_words(camera: Mapping[str, Any]) -> str:
     """What a predictor found out about the camera (`Predictor.estimated_camera`), with spreads."""
     text = f"focal length {camera['focal_px']:.1f} ± {camera['focal_sigma_px']:.1f} pixels"
+    if not camera.get("determined", True):
+        text += " (undetermined: state the camera if it is known)"
     for name in ("k1", "k2"):
         if name in camera:
             sigma = camera.get(f"{name}_sigma")

@@ -31,6 +31,19 @@ class WindowStatus(StrEnum):
     """No relation to earlier frames was found; the next good window starts a new component."""
 
 
+class NoPoseReason(StrEnum):
+    """Why a frame has no pose; a later window may still name it among its members."""
+
+    FEW_FEATURES = "too few features"
+    """The image shows too little that can be recognised: a blank wall, darkness, blur."""
+    NO_MOTION = "no motion"
+    """The camera has hardly moved since the first frame that is waited with."""
+    NO_PARALLAX = "no parallax"
+    """The image moves, but too little of that is due to a translation, or not clearly so."""
+    NO_OVERLAP = "no overlap"
+    """What earlier frames saw is not found again: a cut, a jump, too fast a motion."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowPrediction:
     """Everything measured at one anchor. All of it is in one scale."""
@@ -62,6 +75,8 @@ class WindowPrediction:
     descriptor: NDArray[np.float32] | None = None
     """Global description of the anchor's image for place retrieval."""
     status: WindowStatus = WindowStatus.OK
+    reason: NoPoseReason | None = None
+    """Why the anchor has no pose, where the predictor can tell."""
 
 
 class Predictor(Protocol):
@@ -103,8 +118,9 @@ class Predictor(Protocol):
         """What it has found out about the stream's camera; None if it does not calibrate or has seen nothing.
 
         "stated" says whether the source knew the camera; "focal_px" and "focal_sigma_px" are the focal length
-        and its standard deviation in pixels of the source's images; "k1", "k2", "k1_sigma" and "k2_sigma" are
-        the radial distortion and its standard deviations.
+        and its standard deviation in pixels of the source's images; "determined" is false where what was seen
+        does not tell the focal length; "k1", "k2", "k1_sigma" and "k2_sigma" are the radial distortion and
+        its standard deviations.
         """
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.pose_estimation import Posed
 from anchor3r.predictors.features.projection import camera_of, project, rays
 from anchor3r.predictors.features.tracking import Image, cut_templates
+from anchor3r.predictors.interface import NoPoseReason
 from anchor3r.sources.frame import Frame
 
 _NUM_NEIGHBOURS = 5
@@ -28,6 +30,10 @@ class Odometry:
     map: LocalMap = field(default_factory=LocalMap)
     running: bool = False
     """whether the map is initialised; until then its keyframes are frames waiting for a pose"""
+    first_log_focal: float | None = None
+    """log of the focal length that the first map was initialised with; None before that"""
+    is_turning: bool = False
+    """whether the first of the waiting frames ends a turn on the spot, and has a pose"""
     misses: int = 0
     """frames in a row that were not found in the map"""
     pose: SE3 = field(default_factory=SE3.identity)
@@ -53,21 +59,58 @@ class Odometry:
         self.source_width_px = frame.image.shape[1]
         self.camera = assumed_camera(c, intrinsics, grey)
         self.is_stated = intrinsics is not None
-        focal, radial = (
-            (c.focal_sigma, c.radial_sigma)
-            if self.is_stated
-            else (c.assumed_focal_sigma, c.assumed_radial_sigma)
-        )
-        center = c.center_sigma * width
-        self.calibration = Calibration.known(self.camera, np.array([focal, center, center, radial, radial]))
+        if self.is_stated:
+            center = c.center_sigma * width
+            sigma = np.array([c.focal_sigma, center, center, c.radial_sigma, c.radial_sigma])
+            self.calibration = Calibration.known(self.camera, sigma)
+        else:
+            self.calibration = self.assumed(grey, self.camera, c.assumed_focal_sigma)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether nothing but an assumption is known of the camera."""
+        return not self.is_stated and self.first_log_focal is None
+
+    def focal_sigma(self) -> float:
+        """Relative spread of the focal length.
+
+        Windows that err alike do not average out, and an estimate that has moved since the map began was
+        wrong by as much for a part of it: both count.
+        """
+        assert self.calibration is not None
+        own, log_focal = float(self.calibration.sigma[0]), float(self.calibration.mean[0])
+        if self.is_stated or self.first_log_focal is None:
+            return math.hypot(own, self.config.focal_bias)
+        moved = log_focal - self.first_log_focal
+        return math.hypot(self.config.focal_inflation * own, self.config.focal_bias, moved)
+
+    def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:
+        """What is known of a camera of which nothing is stated; focal_sigma is relative."""
+        c = self.config
+        center, radial = c.center_sigma * grey.shape[1], c.assumed_radial_sigma
+        return Calibration.known(camera, np.array([focal_sigma, center, center, radial, radial]))
 
     def begin(self, index: int, grey: Image) -> None:
         """Makes the frame the first of a possible new map."""
-        self.map, self.running, self.misses = LocalMap(), False, 0
+        self.map, self.running, self.is_turning, self.misses = LocalMap(), False, False, 0
         self.pose = self.motion = SE3.identity()
         self.grey, self.moving = grey, np.empty((0, 2))
         self.map.add_keyframe(index, self.pose)
         self.add_corners(index, grey)
+
+    def moved_px(self) -> float:
+        """Median image motion of the corners since the first of the waiting frames."""
+        followed = self.map.points.followed
+        first, now = self.map.observed[0, followed], self.map.points.pixel[followed]
+        return float(np.median(np.linalg.norm(now - first, axis=1))) if followed.any() else 0.0
+
+    def waits_because(self) -> NoPoseReason:
+        """Why the map is not initialised yet."""
+        c = self.config
+        if self.map.points.followed.sum() < 2 * c.min_points:
+            return NoPoseReason.FEW_FEATURES
+        moves = self.moved_px() >= c.start_parallax * self.grey.shape[1]
+        return NoPoseReason.NO_PARALLAX if moves else NoPoseReason.NO_MOTION
 
     def expected_pose(self) -> SE3:
         """Of the next frame, if the camera moves on as it did."""

@@ -19,19 +19,16 @@ from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.depth_completion import DensePoints, densified
-from anchor3r.predictors.features.initialisation import initialise
+from anchor3r.predictors.features.initialisation import Turned, initialise
 from anchor3r.predictors.features.odometry import Odometry, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
+from anchor3r.predictors.interface import NoPoseReason, Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
-
-_FOCAL_BIAS = 0.02
-"""Relative error of a self-calibrated focal length that more windows do not average out; a rough value."""
 
 
 class FeaturesPredictor(Predictor):
@@ -62,7 +59,7 @@ class FeaturesPredictor(Predictor):
             odometry.calibrate_from(frame, grey)
         if len(odometry.map) == 0:
             odometry.begin(frame.index, grey)
-            return _nothing(frame, WindowStatus.INITIALISING)
+            return _nothing(frame, WindowStatus.INITIALISING, odometry.waits_because())
         return self._track(frame, grey) if odometry.running else self._initialise(frame, grey)
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
@@ -70,7 +67,7 @@ class FeaturesPredictor(Predictor):
         camera = self._camera_of(anchor, grey)
         related = relate_views([self._working(member) for member in members], grey, camera, self.config)
         if related is None:
-            return _nothing(anchor, WindowStatus.LOST)
+            return _nothing(anchor, WindowStatus.LOST, NoPoseReason.NO_OVERLAP)
         indices = np.array([member.index for member in members], np.int64)
         points = densified(grey, camera, related.pixel, related.depth, np.empty((0, 2)))
         return _window(anchor, grey, camera, indices[related.rows], related.member_from_anchor, points)
@@ -81,26 +78,22 @@ class FeaturesPredictor(Predictor):
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._odometry = replace(from_arrays(Odometry, state), config=self.config)
 
-    @property
-    def calibration(self) -> tuple[Array, Array]:
-        """(log f, cx, cy, k1, k2) of the working image as believed now, and their standard deviations."""
-        belief = self._odometry.calibration
-        assert belief is not None, "known after the first frame"
-        sigma = belief.sigma
-        sigma[0] = np.hypot(sigma[0], _FOCAL_BIAS)
-        return belief.mean, sigma
-
     def estimated_camera(self) -> dict[str, float | bool] | None:
         """What is believed of the camera, in pixels of the source's images; None before the first frame."""
         odometry = self._odometry
         if odometry.calibration is None:
             return None
-        mean, sigma = self.calibration
+        mean, sigma, focal_sigma = (
+            odometry.calibration.mean,
+            odometry.calibration.sigma,
+            odometry.focal_sigma(),
+        )
         focal_px = float(np.exp(mean[0])) * odometry.source_width_px / odometry.grey.shape[1]
         return {
             "stated": odometry.is_stated,
             "focal_px": focal_px,
-            "focal_sigma_px": focal_px * float(sigma[0]),
+            "focal_sigma_px": focal_px * focal_sigma,
+            "determined": odometry.is_stated or focal_sigma < self.config.known_focal_sigma,
             "k1": float(mean[3]),
             "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
@@ -120,13 +113,33 @@ class FeaturesPredictor(Predictor):
     def _initialise(self, frame: Frame, grey: Image) -> WindowPrediction:
         started = initialise(self._odometry, frame.index, grey)
         if started is None:
-            return _nothing(frame, WindowStatus.INITIALISING)
+            return _nothing(frame, WindowStatus.INITIALISING, self._odometry.waits_because())
+        if isinstance(started, Turned):
+            return self._turned(frame, started)
         self._odometry, m = started, started.map
         prediction = self._measured(frame, len(m), np.zeros((6, 6)))
         kept = np.linspace(0, len(m) - 1, self.config.start_keyframes).astype(int)
         m.keep_keyframes(np.isin(np.arange(len(m)), kept))
         started.add_corners(frame.index, grey)
         return prediction
+
+    def _turned(self, frame: Frame, turned: Turned) -> WindowPrediction:
+        """The window of frames that were all taken from one place, in the scale of a median depth of 1.
+
+        A translation that shows as less than the noise of an observation cannot be told from none.
+        """
+        found, odometry = turned.rotations, self._odometry
+        rotation = found.frame_from_first[:-1] @ found.frame_from_first[-1].T
+        covariance = np.zeros((len(rotation), 6, 6))
+        # Right perturbations of member_from_anchor lie in the anchor.
+        carry = np.swapaxes(rotation, 1, 2)
+        own = found.covariance[:-1]
+        covariance[:, :3, :3] = carry @ own @ np.swapaxes(carry, 1, 2) + found.covariance[-1]
+        covariance[:, 3:, 3:] = found.noise_variance / found.camera[0] ** 2 * np.eye(3)
+        pose = SE3(rotation, np.zeros((len(rotation), 3)))
+        nothing = densified(odometry.grey, found.camera, np.empty((0, 2)), np.empty(0), np.empty((0, 2)))
+        window = _window(frame, odometry.grey, found.camera, turned.frames[:-1], pose, nothing)
+        return replace(window, covariance=covariance, points_in_anchor=None, points_confidence=None)
 
     def _track(self, frame: Frame, grey: Image) -> WindowPrediction:
         odometry, m = self._odometry, self._odometry.map
@@ -136,7 +149,9 @@ class FeaturesPredictor(Predictor):
             odometry.misses += 1
             if odometry.misses >= self.config.patience:
                 odometry.begin(frame.index, grey)
-            return _nothing(frame, WindowStatus.LOST)
+            enough = len(tracking.detect(grey, np.empty((0, 2)), self.config.points)) > self.config.min_points
+            reason = NoPoseReason.NO_OVERLAP if enough else NoPoseReason.FEW_FEATURES
+            return _nothing(frame, WindowStatus.LOST, reason)
         odometry.move_to(posed, grey)
         if not odometry.is_keyframe():
             return self._measured(frame, self.window - 1, np.linalg.inv(posed.information))
@@ -172,7 +187,7 @@ class FeaturesPredictor(Predictor):
         return densified(odometry.grey, odometry.camera, points.pixel[which], depth, odometry.moving)
 
 
-def _nothing(frame: Frame, status: WindowStatus) -> WindowPrediction:
+def _nothing(frame: Frame, status: WindowStatus, reason: NoPoseReason) -> WindowPrediction:
     """A window without edges."""
     return WindowPrediction(
         anchor=frame.index,
@@ -181,6 +196,7 @@ def _nothing(frame: Frame, status: WindowStatus) -> WindowPrediction:
         member_from_anchor_translation=np.empty((0, 3)),
         confidence=np.empty(0),
         status=status,
+        reason=reason,
     )
 
 
