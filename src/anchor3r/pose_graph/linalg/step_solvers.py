@@ -118,12 +118,14 @@ def make_step_solver(
     in_chain = span[span <= _MAX_REACH]
     reach = int(np.quantile(in_chain, 0.9)) if len(in_chain) else 1
     n, b, width = structure.num_frames, structure.block, (reach + 1) * structure.block
-    if choice != "iterative":
+    is_chain = np.count_nonzero(span <= reach) >= _IN_BAND * len(span)
+    # With more long edges than frames on a chain the factor is known to fill up, without analysing it.
+    is_revisited = is_chain and np.count_nonzero(span > _MAX_REACH) > n
+    if choice == "direct" or (choice == "auto" and not is_revisited):
         frames = structure.nodes(np.arange(n))
         operations, size = frames.analysis.factor_cost(b)
         per_iteration = (4 * n * b * width + _OPERATIONS_PER_EDGE * len(span)) / _MEMORY_RATE
         iterative = n * b * width**2 / _BAND_RATE + expected_iterations * per_iteration
-        is_chain = np.count_nonzero(span <= reach) >= _IN_BAND * len(span)
         is_cheaper = (operations / _FRONT_RATE <= iterative or not is_chain) and 8 * size <= _MAX_FACTOR_BYTES
         if choice == "direct" or is_cheaper:
             return DirectSolver(structure, frames)
