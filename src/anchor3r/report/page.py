@@ -163,26 +163,11 @@ def _facts(found: _Findings) -> str:
         facts["frames a second"] = f"{len(runtime.frames) / runtime.seconds.sum():.1f}"
     if np.isfinite(runtime.peak_rss_bytes).any():
         facts["peak memory"] = f"{np.nanmax(runtime.peak_rss_bytes) / _MEGA:.0f} MB"
-    if (camera := scene_map.meta.get("camera")) is not None:
-        facts |= _camera_facts(camera)
     if found.error_m is not None:
         rmse = float(np.sqrt(np.mean(found.error_m**2)))
         facts["ATE (Sim(3))"] = f"{rmse:.3g} m ({100 * rmse / max(path, 1e-9):.2f} %)"
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in facts.items())
     return f'<div class="facts">{cells}</div>'
-
-
-def _camera_facts(camera: dict[str, Any]) -> dict[str, str]:
-    """The camera as the map knew it in the end, see `Predictor.estimated_camera`."""
-    known = "stated" if camera["stated"] else "estimated"
-    facts = {
-        f"focal length ({known})": f"{camera['focal_px']:.4g} ± {camera['focal_sigma_px']:.2g} px",
-        "radial distortion k1, k2": f"{camera['k1']:.3g}, {camera['k2']:.3g}",
-    }
-    spreads = [camera.get(f"{name}_sigma") for name in ("k1", "k2")]
-    if None not in spreads:
-        facts["radial distortion k1, k2"] += f" (± {spreads[0]:.2g}, {spreads[1]:.2g})"
-    return facts
 
 
 def _warnings(warnings: list[str]) -> str:
