@@ -220,7 +220,7 @@ def test_variants_change_one_thing_each() -> None:
     scratch = load_recipe("ablation", variant="scratch")
     assert scratch.encoder_init is None
     assert not scratch.freeze_encoder
-    assert load_recipe("ablation-small", ("kitti:a/00",), variant="window-15").network.window == 15
+    assert load_recipe("ablation-small", needs_data=False, variant="window-15").network.window == 15
     with pytest.raises(Anchor3RError, match="no variant is called 'w20'"):
         load_recipe("ablation", variant="w20")
     with pytest.raises(Anchor3RError, match="'tiny' has no variants"):
