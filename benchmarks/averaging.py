@@ -1,7 +1,7 @@
 """Motion averaging against the libraries a user would reach for, on the same graphs, in the same run.
 
 Generates routes with revisits, outlier edges and false loop events, and solves each with our methods and the
-peers: online medians, the paper's rotations and positions, the joint refinement (units fixed and free),
+peers: online medians, the paper's rotations and positions, the joint refinement (scales fixed and free),
 GTSAM, pycolmap and pytheia. CPU seconds on one thread, compilation excluded; medians over seeds. Prints a
 table and writes averaging.json.
 
@@ -29,7 +29,7 @@ from anchor3r.geometry import SE3, nearest_rotation, rotation_angle, umeyama
 from anchor3r.pose_graph.averaging.positions import average_positions
 from anchor3r.pose_graph.averaging.rotations import average_rotations
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
-from anchor3r.pose_graph.noise import Believer
+from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from anchor3r.pose_graph.verification import EventVerdicts
@@ -129,9 +129,9 @@ def peer_task(route: SyntheticGraph, start: SE3, decoupled: SE3) -> PeerTask:
     edges = route.graph.edges
     config = RefineConfig()
     pose_edges = PoseEdges(edges.frame_i, edges.frame_t, edges.rotation, edges.translation)
-    believer = Believer(edges, pose_edges, np.ones(len(edges), bool), width=config.width)
-    belief = believer.believe_anew(PoseState.of(route.camera_from_world, route.log_scale))
-    return PeerTask(edges, start, decoupled, belief.information**-0.5, config.width)
+    estimator = ErrorModelEstimator(edges, pose_edges, np.ones(len(edges), bool), width=config.width)
+    errors = estimator.estimate(PoseState.of(route.camera_from_world, route.log_scale))
+    return PeerTask(edges, start, decoupled, errors.information**-0.5, config.width)
 
 
 def run(config: SyntheticConfig, *, peers: Collection[str], with_paper: bool) -> list[Row]:
@@ -148,7 +148,7 @@ def run(config: SyntheticConfig, *, peers: Collection[str], with_paper: bool) ->
     start = add("online", online(route))
     if config.scale_drift == 1:
         add("joint", joint(route, RefineConfig()))
-    add("joint, free units", joint(route, RefineConfig(scale="free")))
+    add("joint, free scales", joint(route, RefineConfig(scale="free")))
     if config.scale_drift == 1 and with_paper:
         averaged = rotations(route, start)
         add("rotations", averaged)
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--frames", type=int, nargs="+", default=[1200, 12000, 18800])
     parser.add_argument("--seeds", type=int, default=5, help="graphs of each size")
     parser.add_argument(
-        "--drifts", type=float, nargs="+", default=[1.0, 5.0], help="of the unit along a route"
+        "--drifts", type=float, nargs="+", default=[1.0, 5.0], help="of the scale along a route"
     )
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--peer-frames", type=int, default=20000, help="peers are not run on larger graphs")

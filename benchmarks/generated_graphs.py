@@ -2,7 +2,7 @@
 
 The route is a random walk on a street grid, so most streets are driven several times. Every frame anchors a
 window; every keyframe that comes near an earlier one anchors loop events. Measurements carry noise, a bias,
-outlier edges, false loop events that agree with themselves, and on demand a unit that drifts.
+outlier edges, false loop events that agree with themselves, and on demand a scale that drifts.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class SyntheticConfig:
     event_edges: int = 9
     """Members of a loop event: the retrieved keyframe and its neighbours."""
     scale_drift: float = 1.0
-    """Unit of the last window over that of the first: a steady drift of the log unit."""
+    """Scale of the last window over that of the first: a steady drift of the log scale."""
     scale_walk: float = 0.0
-    """Standard deviation of a random walk of the log unit, a frame."""
+    """Standard deviation of a random walk of the log scale, a frame."""
 
     def __post_init__(self) -> None:
         if self.num_frames < 1 or self.window < 2 or self.event_edges < 1 or self.keyframe_interval < 1:
@@ -77,7 +77,7 @@ class SyntheticGraph:
     camera_from_world: SE3
     """(f,) true poses, metres; the first is the identity"""
     log_scale: NDArray[np.float64]
-    """(f,) log of the unit, in metres, of each frame's window"""
+    """(f,) log of the scale, in metres, of each frame's window"""
     is_false_group: NDArray[np.bool_]
     """(num_groups,) whether a group is a false loop event"""
 
@@ -92,7 +92,7 @@ def synthetic_graph(config: SyntheticConfig) -> SyntheticGraph:
     window_i, window_t = _window_pairs(config)
     match, anchor = _retrieve(poses, config)
     is_false = rng.random(len(match)) < config.false_events
-    believed = _believed_anchors(poses, match, anchor, is_false, rng)
+    told = _told_anchors(poses, match, anchor, is_false, rng)
     loop_i, event = _event_members(match, anchor, config)
 
     frame_i = np.concatenate([window_i, loop_i])
@@ -101,8 +101,8 @@ def synthetic_graph(config: SyntheticConfig) -> SyntheticGraph:
     num_windows = max(config.num_frames - 1, 0)
     group = np.concatenate([window_t - 1, num_windows + event])
     anchors = SE3(
-        np.concatenate([poses.rotation, believed.rotation]),
-        np.concatenate([poses.translation, believed.translation]),
+        np.concatenate([poses.rotation, told.rotation]),
+        np.concatenate([poses.translation, told.translation]),
     )
     rotation, translation = _measure(poses, anchors, frame_i, pose_t, frame_t, log_scale, config, rng)
     m = len(frame_i)
@@ -183,7 +183,7 @@ def _retrieve(poses: SE3, config: SyntheticConfig) -> tuple[NDArray[np.int64], N
     return keyframes[near[anchor, which]], keyframes[anchor]
 
 
-def _believed_anchors(
+def _told_anchors(
     poses: SE3,
     match: NDArray[np.int64],
     anchor: NDArray[np.int64],
@@ -197,10 +197,10 @@ def _believed_anchors(
     count = int(is_false.sum())
     match[is_false] = (rng.random(count) * anchor[is_false]).astype(np.int64)
     nearby = SE3(so3_exp(np.radians(5.0) * rng.standard_normal((count, 3))), rng.uniform(-3, 3, (count, 3)))
-    believed = SE3(poses.rotation[anchor], poses.translation[anchor])
+    told = SE3(poses.rotation[anchor], poses.translation[anchor])
     wrong = nearby @ poses[match[is_false]]
-    believed.rotation[is_false], believed.translation[is_false] = wrong.rotation, wrong.translation
-    return believed
+    told.rotation[is_false], told.translation[is_false] = wrong.rotation, wrong.translation
+    return told
 
 
 def _event_members(

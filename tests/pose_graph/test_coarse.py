@@ -1,4 +1,4 @@
-"""The coarse graph: where hubs are, and loops closed on it from scratch."""
+"""The coarse graph: where nodes are, and loops closed on it from scratch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.pose_graph.coarse import Claims, Sigmas, close_loops, make_hubs
+from anchor3r.pose_graph.coarse import Claims, Sigmas, close_loops, make_coarse_graph
 from anchor3r.pose_graph.topology import topology_of
 from measured_graphs import measure, random_poses, window_pairs
 
 
-def test_hubs_stand_at_regular_frames_and_where_tracks_begin() -> None:
+def test_nodes_stand_at_regular_frames_and_where_tracks_begin() -> None:
     rng = np.random.default_rng(0)
     edges = measure(random_poses(35, rng), *window_pairs(35, 4), rng)
     edges = edges.select((edges.frame_i < 17) == (edges.frame_t < 17))
-    hubs = make_hubs(edges, topology_of(edges), 10)
-    assert_array_equal(hubs.row, [0, 10, 17, 20, 30])
-    assert_array_equal(hubs.hub[[0, 9, 10, 16, 17, 19, 20, 34]], [0, 0, 1, 1, 2, 2, 3, 4])
-    assert {(int(a), int(b)) for a, b in zip(hubs.earlier, hubs.later, strict=True)} == {
+    coarse = make_coarse_graph(edges, topology_of(edges), 10)
+    assert_array_equal(coarse.row, [0, 10, 17, 20, 30])
+    assert_array_equal(coarse.node[[0, 9, 10, 16, 17, 19, 20, 34]], [0, 0, 1, 1, 2, 2, 3, 4])
+    assert {(int(a), int(b)) for a, b in zip(coarse.earlier, coarse.later, strict=True)} == {
         (0, 1),
         (2, 3),
         (3, 4),
@@ -38,11 +38,11 @@ def test_a_loop_is_closed_and_the_error_spread() -> None:
     truth, odometry = circle(200, 0.0), circle(200, 0.002)
     rng = np.random.default_rng(1)
     edges = measure(odometry, *window_pairs(200, 4), rng)
-    hubs = make_hubs(edges, topology_of(edges), 10)
+    coarse = make_coarse_graph(edges, topology_of(edges), 10)
     relative = truth[199] @ truth[0].inverse()
     claims = Claims(np.array([0]), np.array([199]), SE3(relative.rotation[None], relative.translation[None]))
-    steps = Sigmas(np.full(len(hubs.earlier), 0.03), np.full(len(hubs.earlier), 0.3))
-    closed = close_loops(hubs, odometry, claims, steps, Sigmas(np.array([1e-3]), np.array([1e-2])))
+    steps = Sigmas(np.full(len(coarse.earlier), 0.03), np.full(len(coarse.earlier), 0.3))
+    closed = close_loops(coarse, odometry, claims, steps, Sigmas(np.array([1e-3]), np.array([1e-2])))
     before = np.linalg.norm(odometry.center() - truth.center(), axis=-1)
     after = np.linalg.norm(closed.center() - truth.center(), axis=-1)
     assert before.max() > 5
@@ -58,6 +58,6 @@ def test_without_claims_odometry_stands() -> None:
     edges = measure(poses, *window_pairs(30, 4), rng)
     nobody = np.zeros(0, np.int64)
     none = Claims(nobody, nobody, SE3.identity(0))
-    hubs = make_hubs(edges, topology_of(edges), 10)
+    coarse = make_coarse_graph(edges, topology_of(edges), 10)
     empty = Sigmas(np.zeros(0), np.zeros(0))
-    assert close_loops(hubs, poses, none, empty, empty) is poses
+    assert close_loops(coarse, poses, none, empty, empty) is poses

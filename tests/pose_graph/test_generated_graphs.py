@@ -1,4 +1,4 @@
-"""The generator: what it promises about noise, outliers, loops, false events and units; repeatable."""
+"""The generator: what it promises about noise, outliers, loops, false events and scales; repeatable."""
 
 from __future__ import annotations
 

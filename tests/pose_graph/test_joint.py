@@ -1,4 +1,4 @@
-"""Joint refinement: known answers, a dense reference, invariances, degenerate graphs, loops, units, peers."""
+"""Joint refinement: known answers, a dense reference, invariances, degenerate graphs, loops, scales."""
 
 from __future__ import annotations
 

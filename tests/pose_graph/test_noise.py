@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from anchor3r.pose_graph.edges import EdgeKind
-from anchor3r.pose_graph.noise import Believer, NoiseModel
+from anchor3r.pose_graph.noise import ErrorModelEstimator, NoiseModel
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from generated_graphs import SyntheticConfig, synthetic_graph
 
@@ -45,23 +45,23 @@ def test_information_is_relative_to_length_and_weight() -> None:
     assert information[:, 1].max() < 4 / (0.015**2 * 0.01 * np.median(length_sq))  # never trusted beyond
 
 
-def test_given_information_is_kept_and_doubted_while_errors_are_larger() -> None:
+def test_given_information_is_kept_and_inflated_while_errors_are_larger() -> None:
     m = len(EDGES)
     given = np.tile(np.diag([1e5] * 3 + [1e2] * 3), (m, 1, 1))
     given[::2] = np.nan
-    believer = Believer(replace(EDGES, information=given), POSE_EDGES, ALL, width=7.0)
-    belief = believer.believe_anew(TRUTH)
-    assert belief.information.shape == (m, 6, 6)
-    assert_allclose(belief.information[1], given[1])
-    assert belief.information[0, 0, 0] == pytest.approx(np.radians(0.2) ** -2, rel=0.2)
-    assert believer(TRUTH) is None
+    estimator = ErrorModelEstimator(replace(EDGES, information=given), POSE_EDGES, ALL, width=7.0)
+    errors = estimator.estimate(TRUTH)
+    assert errors.information.shape == (m, 6, 6)
+    assert_allclose(errors.information[1], given[1])
+    assert errors.information[0, 0, 0] == pytest.approx(np.radians(0.2) ** -2, rel=0.2)
+    assert estimator(TRUTH) is None
     off = TRUTH._replace(center=TRUTH.center * 1.5)
-    doubting = believer(off)
-    assert doubting is not None
-    assert doubting.width_sq > 2 * belief.width_sq
+    inflated = estimator(off)
+    assert inflated is not None
+    assert inflated.width_sq > 2 * errors.width_sq
 
 
-def test_plain_squares_are_believed_once() -> None:
-    believer = Believer(EDGES, POSE_EDGES, ALL, width=np.inf)
-    assert np.isinf(believer.believe_anew(TRUTH).width_sq)
-    assert believer(TRUTH._replace(center=2 * TRUTH.center)) is None
+def test_plain_squares_are_estimated_once() -> None:
+    estimator = ErrorModelEstimator(EDGES, POSE_EDGES, ALL, width=np.inf)
+    assert np.isinf(estimator.estimate(TRUTH).width_sq)
+    assert estimator(TRUTH._replace(center=2 * TRUTH.center)) is None

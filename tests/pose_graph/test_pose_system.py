@@ -143,7 +143,7 @@ def test_nodes_see_the_matrix_through_their_motion(block: int) -> None:
     motion = motion.reshape(FRAMES * block, 3 * block)
     fine = dense(edges, state, information, Nodes(np.arange(FRAMES), np.zeros((FRAMES, 3))), FRAMES, block)
     coarse = dense(edges, state, information, Nodes(node, offset), 3, block)
-    if block == 7:  # edges inside a node see nothing of it only while all its units are alike
+    if block == 7:  # edges inside a node see nothing of it only while all its scales are alike
         state = state._replace(log_scale=np.zeros(FRAMES))
         fine = dense(
             edges, state, information, Nodes(np.arange(FRAMES), np.zeros((FRAMES, 3))), FRAMES, block

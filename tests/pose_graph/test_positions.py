@@ -119,11 +119,11 @@ def test_the_order_of_edges_does_not_matter_and_four_times_the_weight_is_twice_t
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)
 
 
-def test_edge_scales_bring_windows_to_one_unit() -> None:
+def test_edge_scales_bring_windows_to_one_scale() -> None:
     poses, edges = noisy_windows(40, 10)
-    unit = np.exp(0.05 * edges.frame_t)
-    shrunk = replace(edges, translation=edges.translation / unit[:, None])
-    center, report = average_positions(shrunk, poses.rotation, rough(poses, 11), EXACT, edge_scale=unit)
+    scale = np.exp(0.05 * edges.frame_t)
+    shrunk = replace(edges, translation=edges.translation / scale[:, None])
+    center, report = average_positions(shrunk, poses.rotation, rough(poses, 11), EXACT, edge_scale=scale)
     assert_allclose(center, poses.center(), atol=1e-5)
     _, without = average_positions(shrunk, poses.rotation, rough(poses, 11), EXACT)
     assert without.cost > 1 > report.cost

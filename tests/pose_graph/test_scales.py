@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from anchor3r.pose_graph.averaging.scales import (
     ScaleConfig,
     average_scales,
-    in_one_unit,
+    in_one_scale,
     measured_ties,
     steady_drift,
 )
@@ -29,12 +29,12 @@ def test_exact_windows_tell_their_units() -> None:
     truth = np.cumsum(0.1 * rng.normal(size=40))
     truth -= truth[0]
     topology = topology_of(edges)
-    scaled = in_one_unit(edges, -truth, topology)  # each window in its own unit
+    scaled = in_one_scale(edges, -truth, topology)  # each window in its own scale
     log_scale, report = average_scales(MotionGraph.from_edges(scaled), ScaleConfig(walk_sigma=10.0))
     assert report.status is Status.CONVERGED
     # Windows of the first frames have too few members in common to tell.
     assert_allclose(log_scale[4:] - log_scale[4], truth[4:] - truth[4], atol=1e-6)
-    assert_allclose(in_one_unit(scaled, truth, topology).translation, edges.translation, atol=1e-12)
+    assert_allclose(in_one_scale(scaled, truth, topology).translation, edges.translation, atol=1e-12)
 
 
 def test_carried_ratios_alone() -> None:
@@ -49,7 +49,7 @@ def test_carried_ratios_alone() -> None:
 
 
 def test_windows_are_not_compared_better_than_their_predictor_says() -> None:
-    """Windows cut from one local map agree exactly, and yet their common unit may drift."""
+    """Windows cut from one local map agree exactly, and yet their common scale may drift."""
     rng = np.random.default_rng(0)
     edges = measure(random_poses(40, rng), *window_pairs(40, 6), rng)
     topology = topology_of(edges)

@@ -63,8 +63,8 @@ def test_solves_a_graph_that_is_one_large_front(num_nodes: int, size: int) -> No
 
 def test_solves_a_long_band_with_a_dense_separator() -> None:
     i, j = window_pairs(400, 6)
-    hubs = range(0, 400, 4)
-    loops = [(a, b) for a in hubs for b in hubs if a < b and (a + b) % 3 == 0]
+    crossings = range(0, 400, 4)
+    loops = [(a, b) for a in crossings for b in crossings if a < b and (a + b) % 3 == 0]
     i = np.concatenate([i, [a for a, _ in loops]])
     j = np.concatenate([j, [b for _, b in loops]])
     check_against_dense(400, i, j, 1, 3)

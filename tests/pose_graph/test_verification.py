@@ -128,5 +128,5 @@ def test_no_loops_no_verdicts() -> None:
 def test_bad_config() -> None:
     with pytest.raises(ValueError, match="tolerance"):
         EventConfig(tolerance=0)
-    with pytest.raises(ValueError, match="hub_frames"):
-        EventConfig(hub_frames=0)
+    with pytest.raises(ValueError, match="coarse_frames"):
+        EventConfig(coarse_frames=0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3
 from anchor3r.pose_graph.averaging.positions import average_positions
 from anchor3r.pose_graph.averaging.rotations import average_rotations
-from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_unit
+from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
@@ -40,9 +40,9 @@ _STATES = {
 }
 """What the graph's verdicts mean for a loop; one that the user vouches for stays accepted by hand."""
 _TOLD = 5.0
-"""Change of unit expected from frame to frame, over the spread with which the predictor measures it."""
+"""Change of scale expected from frame to frame, over the spread with which the predictor measures it."""
 _LEAST_WALK = 0.1
-"""The same at least, however little units seem to change: a predictor whose windows agree may still drift."""
+"""The same at least, however little scales seem to change: windows that agree may still drift."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def solve(
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
     online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
-    believed. scale None: free where window edges carry measured ratios of units.
+    accepted. scale None: free where window edges carry measured ratios of scales.
     """
     event_of = np.full(graph.num_groups, -1)
     if event_of_group:
@@ -114,17 +114,17 @@ def _collect(verdicts: EventVerdicts | None, event_of: Int, found: dict[int, Eve
     if verdicts is None:
         return set()
     accepted: set[int] = set()
-    heard: dict[int, EventVerdict] = {}
+    worst_of: dict[int, EventVerdict] = {}
     for k in range(len(verdicts)):
         verdict = verdicts[k]
         event = int(event_of[verdict.group])
         if verdict.accepted:
             accepted.add(event)
-        worst = heard.get(event)
+        worst = worst_of.get(event)
         if worst is None or (worst.accepted, -worst.excess) > (verdict.accepted, -verdict.excess):
-            heard[event] = verdict
-    found |= heard
-    return {event for event, verdict in heard.items() if event in accepted and not verdict.accepted}
+            worst_of[event] = verdict
+    found |= worst_of
+    return {event for event, verdict in worst_of.items() if event in accepted and not verdict.accepted}
 
 
 def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
@@ -139,7 +139,7 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
 def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
     graph = MotionGraph.from_edges(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
-    config = RefineConfig(scale=scale, scales=_expected_units(edges))
+    config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(graph, start, config, vouched=vouched)
     return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
 
@@ -149,8 +149,8 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
-        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_units(edges))
-        edges = in_one_unit(edges, log_scale, topology)
+        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_scales(edges))
+        edges = in_one_scale(edges, log_scale, topology)
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):
         odometry = estimate_trajectory(edges, topology=topology)
@@ -170,8 +170,8 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
     return _Solved(poses, log_scale, verdicts, report)
 
 
-def _expected_units(edges: Edges) -> ScaleConfig:
-    """A predictor that measures how its unit changes counts for more than that units hardly change."""
+def _expected_scales(edges: Edges) -> ScaleConfig:
+    """A predictor that measures how its scale changes counts for more than that scales hardly change."""
     config = ScaleConfig()
     told = edges.log_scale_sigma[(edges.kind == EdgeKind.WINDOW) & (edges.log_scale_sigma > 0)]
     if not len(told):

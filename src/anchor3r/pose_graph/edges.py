@@ -38,7 +38,7 @@ class Edges:
     rotation: NDArray[np.float64]
     """(m, 3, 3) i_from_t"""
     translation: NDArray[np.float64]
-    """(m, 3) i_from_t, in the unit of its group"""
+    """(m, 3) i_from_t, in the scale of its group"""
     weight: NDArray[np.float64]
     """(m,) scales the squared error; 1 is ordinary"""
     kind: NDArray[np.int8]
@@ -46,7 +46,7 @@ class Edges:
     group: NDArray[np.int64]
     """(m,) the window or loop event that the edge came from"""
     log_scale_ratio: NDArray[np.float64]
-    """(m,) log(unit of t's window / unit of i's window) as measured; NaN where it was not"""
+    """(m,) log(scale of t's window / scale of i's window) as measured; NaN where it was not"""
     log_scale_sigma: NDArray[np.float64]
     """(m,) spread of that ratio; NaN where it was not measured"""
     information: NDArray[np.float64]
@@ -55,7 +55,7 @@ class Edges:
     def __len__(self) -> int:
         return len(self.frame_i)
 
-    def select(self, which: NDArray) -> Edges:
+    def select(self, which: NDArray[Any]) -> Edges:
         """The edges of a boolean mask, an index array or a slice."""
         chosen = {f.name: getattr(self, f.name)[which] for f in fields(self) if f.name != "information"}
         if self.information.strides[0] == 0:  # the one NaN of a graph without any, 0 bytes an edge

@@ -26,8 +26,8 @@ _ROUNDING = 1e-12  # part of the cost
 
 
 @dataclass(frozen=True)
-class Belief:
-    """How far the edges are believed."""
+class ErrorModel:
+    """The noise that edges are assumed to have, and the width of the loss."""
 
     information: Float
     """(m, 2) inverse variances of rotation and translation, or (m, 6, 6); 0 leaves an edge out"""
@@ -46,7 +46,7 @@ class PoseProblem:
     gauge: NDArray[np.int64]
     """rows that stay where they are"""
     is_free: bool
-    """whether log units are unknowns too"""
+    """whether log scales are unknowns too"""
 
     @property
     def block(self) -> int:
@@ -67,8 +67,8 @@ class Outcome:
 def minimise(
     problem: PoseProblem,
     state: PoseState,
-    belief: Belief,
-    believe: Callable[[PoseState], Belief | None],
+    errors: ErrorModel,
+    reestimate: Callable[[PoseState], ErrorModel | None],
     solver: DirectSolver | TwoLevelSolver,
     *,
     max_iterations: int,
@@ -76,10 +76,10 @@ def minimise(
 ) -> tuple[PoseState, Outcome]:
     """Steps until the cost falls by less than relative_tolerance of itself.
 
-    believe(state) is asked after every step; it answers None if the belief has not changed. A step that does
-    not lower the cost is tried again with more damping.
+    reestimate(state) is asked for the model of the errors after every step; None says that it has not
+    changed. A step that does not lower the cost is tried again with more damping.
     """
-    model = _Model(problem, state, belief)
+    model = _Model(problem, state, errors)
     exact = _EXACT * len(problem.edges.i)
     initial_cost, damping, inner, iterations = model.cost, 0.0, 0, 0
     status = Status.CONVERGED if model.cost <= exact else Status.MAX_ITERATIONS
@@ -96,7 +96,7 @@ def minimise(
             continue
         gain = (model.cost - trial.cost) / model.cost
         model, damping = trial, damping / 10 if damping > _FIRST_DAMPING else 0.0
-        changed = believe(model.state)
+        changed = reestimate(model.state)
         if changed is not None:
             model = _Model(problem, model.state, changed)
         elif (gain < relative_tolerance and damping == 0) or model.cost <= exact:
@@ -104,31 +104,31 @@ def minimise(
     return model.state, Outcome(status, iterations, inner, initial_cost, model.cost)
 
 
-def cost_at(problem: PoseProblem, state: PoseState, belief: Belief) -> float:
+def cost_at(problem: PoseProblem, state: PoseState, errors: ErrorModel) -> float:
     """The objective of `minimise`."""
-    return _Model(problem, state, belief).cost
+    return _Model(problem, state, errors).cost
 
 
 class _Model:
     """The cost at a state, and its quadratic model there."""
 
-    def __init__(self, problem: PoseProblem, state: PoseState, belief: Belief) -> None:
-        self._problem, self.state, self._belief = problem, state, belief
+    def __init__(self, problem: PoseProblem, state: PoseState, errors: ErrorModel) -> None:
+        self._problem, self.state, self._errors = problem, state, errors
         self._square = np.empty(len(problem.edges.i))
-        squared_errors(problem.edges, state, belief.information, self._square)
+        squared_errors(problem.edges, state, errors.information, self._square)
         self._weight = np.empty_like(self._square)
-        self.cost = robust_weights(self._square, belief.width_sq, self._weight)
+        self.cost = robust_weights(self._square, errors.width_sq, self._weight)
         if problem.is_free:
             self.cost += 0.5 * float(problem.ties.weight @ self._tie_errors() ** 2)
 
     def at(self, state: PoseState) -> _Model:
-        return _Model(self._problem, state, self._belief)
+        return _Model(self._problem, state, self._errors)
 
     def linear_system(self, damping: float) -> LinearSystem:
         problem, n = self._problem, len(self.state.center)
-        metric = np.empty_like(self._belief.information)
+        metric = np.empty_like(self._errors.information)
         gradient = np.empty((n, problem.block))
-        linearise(problem.edges, self.state, self._belief.information, self._weight, metric, gradient)
+        linearise(problem.edges, self.state, self._errors.information, self._weight, metric, gradient)
         if problem.is_free:
             pull = problem.ties.weight * self._tie_errors()
             gradient[:, 6] += np.bincount(problem.ties.a, pull, n) - np.bincount(problem.ties.b, pull, n)

@@ -1,9 +1,9 @@
-"""Joint refinement: rotations, centres and, if free, units of all frames in one robust least-squares problem.
+"""Joint refinement: rotations, centres and free scales of all frames in one robust least-squares problem.
 
 Every edge adds its error in the metric of its noise, under a Geman–McClure loss. Noise is that of information
 matrices where edges carry them; else it is measured on the graph itself at the current state (`noise`), wide
 while loops are still open and narrower with every step, which is what graduates the loss. Loop events are
-judged first (`events`), and once more at the end; those that contradict the rest are cut as a whole.
+judged first (`verification`), and once more at the end; those that contradict the rest are cut as a whole.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from anchor3r.pose_graph.averaging.scales import (
     average_scales,
     carried_ties,
     expected_walk,
-    in_one_unit,
+    in_one_scale,
     joined,
     walk_ties,
 )
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
 from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, ScaleTies, TwoLevelSolver
-from anchor3r.pose_graph.noise import Believer
+from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
@@ -45,7 +45,7 @@ class RefineConfig:
     loss: Literal["gm", "none"] = "gm"
     """Geman–McClure with loop events judged, or plain least squares for graphs without outliers."""
     scale: Literal["fixed", "free"] = "fixed"
-    """Whether all windows have one unit, or each its own that drifts from frame to frame."""
+    """Whether all windows have one scale, or each its own that drifts from frame to frame."""
     width: float = 7.0
     """Error, in standard deviations, at which an edge has lost three quarters of its weight."""
     max_iterations: int = 100
@@ -61,7 +61,7 @@ class RefineConfig:
     events: EventConfig = EventConfig()
     """How loop events are judged."""
     scales: ScaleConfig = ScaleConfig()
-    """How units are averaged where they are free."""
+    """How scales are averaged where they are free."""
 
     def __post_init__(self) -> None:
         if self.loss not in ("gm", "none") or self.scale not in ("fixed", "free"):
@@ -83,7 +83,7 @@ class RefinedPoses:
     camera_from_world: SE3
     """the first frame of each component is where the start had it"""
     log_scale: NDArray[np.float64]
-    """(n,) log of each window's unit, in that of the first frame's; 0 if units are fixed"""
+    """(n,) log of each window's scale, in that of the first frame's; 0 if scales are fixed"""
     events: EventVerdicts | None
     """on every loop event; None if they were not judged (loss "none")"""
 
@@ -98,9 +98,9 @@ def refine_poses(
 ) -> tuple[RefinedPoses, Report]:
     """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
 
-    odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and units are fixed.
-    vouched: groups of loop events that are believed without being judged.
-    With "gm" the start is `initial` or the odometry with its believed loops closed, whichever costs less;
+    odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and scales are fixed.
+    vouched: groups of loop events that are accepted without being judged.
+    With "gm" the start is `initial` or the odometry with its accepted loops closed, whichever costs less;
     with "none" both `initial` and the chordal start are tried to the end.
     """
     stopwatch = Stopwatch()
@@ -120,7 +120,7 @@ def refine_poses(
     if config.loss == "none":
         starts = [initial, chordal_initialisation(graph)]
     elif np.any(edges.kind == EdgeKind.LOOP):
-        metric_edges = in_one_unit(edges, log_scale, topology) if config.scale == "free" else edges
+        metric_edges = in_one_scale(edges, log_scale, topology) if config.scale == "free" else edges
         if odometry is None or config.scale == "free":
             odometry = estimate_trajectory(metric_edges, topology=topology)
         verdicts, closed = judge_events(
@@ -159,13 +159,13 @@ def _judge_again(
 
 
 def _back_in_gauge(state: PoseState, start: PoseState, topology: Topology) -> PoseState:
-    """Moves every component so that its first frame is where the start had it, its unit 1."""
+    """Moves every component so that its first frame is where the start had it, its scale 1."""
     gauge = topology.gauge[topology.component]
     turn = np.swapaxes(start.rotation[gauge], 1, 2) @ state.rotation[gauge]  # new_from_old world
-    unit = state.log_scale[gauge]
-    offset = (turn @ (state.center - state.center[gauge])[..., None])[..., 0] * np.exp(-unit)[:, None]
+    scale = state.log_scale[gauge]
+    offset = (turn @ (state.center - state.center[gauge])[..., None])[..., 0] * np.exp(-scale)[:, None]
     return PoseState(
-        state.rotation @ np.swapaxes(turn, 1, 2), start.center[gauge] + offset, state.log_scale - unit
+        state.rotation @ np.swapaxes(turn, 1, 2), start.center[gauge] + offset, state.log_scale - scale
     )
 
 
@@ -180,7 +180,7 @@ def _initial_scales(
 
 
 class _Refinement:
-    """One graph's problem: which edges take part, how far they are believed, how it is solved."""
+    """One graph's problem: which edges take part, with which noise, how it is solved."""
 
     def __init__(self, edges: Edges, topology: Topology, ties: ScaleTies, config: RefineConfig) -> None:
         self._edges, self._ties, self._config = edges, ties, config
@@ -208,16 +208,18 @@ class _Refinement:
         problem = PoseProblem(self._pose_edges, self._used, self._ties, self.topology.gauge, is_free)
         solver = self._solver(problem)
         width = config.width if config.loss == "gm" else np.inf
-        self._believer = believer = Believer(self._edges, self._pose_edges, self._used, width=width)
-        belief, tolerance = believer.believe_anew(starts[-1]), config.relative_tolerance
+        self._estimator = estimator = ErrorModelEstimator(
+            self._edges, self._pose_edges, self._used, width=width
+        )
+        errors, tolerance = estimator.estimate(starts[-1]), config.relative_tolerance
         if config.loss == "gm":
-            starts = [min(starts, key=lambda start: cost_at(problem, start, belief))]
-            belief = believer.believe_anew(starts[0])
+            starts = [min(starts, key=lambda start: cost_at(problem, start, errors))]
+            errors = estimator.estimate(starts[0])
         else:
             tolerance *= 1e-5
         runs = [
             minimise(
-                problem, start, belief, believer, solver,
+                problem, start, errors, estimator, solver,
                 max_iterations=config.max_iterations, relative_tolerance=tolerance,
             )
             for start in starts
@@ -227,7 +229,7 @@ class _Refinement:
     def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
         """Those of the groups whose edges have for the most part lost their weight."""
         square = np.empty(len(self._used))
-        squared_errors(self._pose_edges, state, self._believer.information(), square)
+        squared_errors(self._pose_edges, state, self._estimator.information(), square)
         lost = np.where(square > self._config.width**2, 1.0, -1.0)
         size = int(self._edges.group.max()) + 1
         balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
@@ -235,7 +237,7 @@ class _Refinement:
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
-        noise = self._believer.noise
+        noise = self._estimator.noise
         kinds = [kind for kind in EdgeKind if np.isfinite(noise.rotation_rad[kind])]
         details: dict[str, Any] = {
             "rotation_noise_deg": {k.name.lower(): float(np.degrees(noise.rotation_rad[k])) for k in kinds},

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.pose_graph.edges import EdgeKind, Edges
-from anchor3r.pose_graph.gauss_newton import Belief
+from anchor3r.pose_graph.gauss_newton import ErrorModel
 from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState, error_lengths, squared_errors
 
 _MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
@@ -69,8 +69,8 @@ class NoiseModel:
         return out
 
 
-class Believer:
-    """Answers `minimise`: the information of all edges at a state, and how wide the loss is."""
+class ErrorModelEstimator:
+    """Tells `minimise` the information of all edges at a state, and how wide the loss is."""
 
     def __init__(self, edges: Edges, pose_edges: PoseEdges, used: NDArray[np.bool_], *, width: float) -> None:
         """width: of the Geman–McClure loss in standard deviations; inf for squares."""
@@ -83,18 +83,18 @@ class Believer:
             self._given = np.where(known[:, None, None], edges.information * edges.weight[:, None, None], 0.0)
         self._unknown = np.flatnonzero(used & ~known)
         self.noise = NoiseModel(edges, pose_edges, used & ~known)
-        self._doubt = np.inf
+        self._inflation = np.inf
 
-    def believe_anew(self, state: PoseState) -> Belief:
-        """What a state suggests."""
+    def estimate(self, state: PoseState) -> ErrorModel:
+        """The model that the errors of a state suggest."""
         self._update(state)
-        return Belief(self.information(), self._width_sq * self._doubt)
+        return ErrorModel(self.information(), self._width_sq * self._inflation)
 
-    def __call__(self, state: PoseState) -> Belief | None:
-        """The same if it has changed noticeably; plain squares are believed for good."""
+    def __call__(self, state: PoseState) -> ErrorModel | None:
+        """The same, None if it has hardly changed; that of plain squares never does."""
         if np.isinf(self._width_sq) or not self._update(state):
             return None
-        return Belief(self.information(), self._width_sq * self._doubt)
+        return ErrorModel(self.information(), self._width_sq * self._inflation)
 
     def _update(self, state: PoseState) -> bool:
         changed = self.noise.measure(state)
@@ -102,16 +102,16 @@ class Believer:
             measured = self.noise.information()[self._unknown]
             for axis in range(6):
                 self._given[self._unknown, axis, axis] = measured[:, axis // 3]
-        doubt = self._doubt_of(state)
-        if not abs(doubt - self._doubt) < _SETTLED * self._doubt:
-            self._doubt, changed = doubt, True
+        inflation = self._inflation_of(state)
+        if not abs(inflation - self._inflation) < _SETTLED * self._inflation:
+            self._inflation, changed = inflation, True
         return changed
 
     def information(self) -> Float:
         """(m, 2), or (m, 6, 6) if any edge came with a matrix."""
         return self.noise.information() if self._given is None else self._given
 
-    def _doubt_of(self, state: PoseState) -> float:
+    def _inflation_of(self, state: PoseState) -> float:
         """How many times larger squared errors are than given matrices promise; at least 1."""
         if self._given is None:
             return 1.0

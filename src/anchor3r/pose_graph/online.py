@@ -8,6 +8,7 @@ several random starts; the centre is the coordinate-wise median. The spread of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from anchor3r.kernels import kernel
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.topology import Topology, topology_of
+
+AnyArray = NDArray[Any]
 
 _SIGMA_PER_MAD = 1.4826  # a Gaussian's standard deviation over its median absolute deviation
 
@@ -128,7 +131,7 @@ def _join_two_tracks(
     topology: Topology,
     crossing: NDArray[np.bool_],
     poses: SE3,
-    track: NDArray,
+    track: AnyArray,
     config: OnlineConfig,
 ) -> SE3:
     """Moves a track into the world of an earlier one: of all pairs that edges join, the best-joined one.
@@ -171,11 +174,11 @@ def _kernel_arguments(config: OnlineConfig) -> tuple[int, int, float, int, float
 
 @kernel
 def _online_pass(
-    frames: NDArray, start: NDArray, edge_i: NDArray, edge_t: NDArray,
-    edge_rotation: NDArray, edge_translation: NDArray,
+    frames: AnyArray, start: AnyArray, edge_i: AnyArray, edge_t: AnyArray,
+    edge_rotation: AnyArray, edge_translation: AnyArray,
     num_starts: int, max_iterations: int, tolerance_rad: float, seed: int,
     single_sigma_rad: float, single_sigma_relative: float,
-) -> tuple[NDArray, NDArray, NDArray]:  # fmt: skip
+) -> tuple[AnyArray, AnyArray, AnyArray]:  # fmt: skip
     """Rotations, centres and tracks of all frames; edges start[f] … start[f + 1] join f to earlier ones."""
     num_frames = len(frames)
     rotation, center = np.zeros((num_frames, 3, 3)), np.zeros((num_frames, 3))
@@ -213,7 +216,7 @@ def _online_pass(
 
 
 @kernel
-def _commonest_track(track: NDArray, members: NDArray) -> int:
+def _commonest_track(track: AnyArray, members: AnyArray) -> int:
     """The track that most members belong to, the first one found of equals."""
     best, most = -1, 0
     for j in range(len(members)):
@@ -229,10 +232,10 @@ def _commonest_track(track: NDArray, members: NDArray) -> int:
 
 @kernel
 def _median_pose(
-    member_rotation: NDArray, member_center: NDArray, edge_rotation: NDArray, edge_translation: NDArray,
+    member_rotation: AnyArray, member_center: AnyArray, edge_rotation: AnyArray, edge_translation: AnyArray,
     num_starts: int, max_iterations: int, tolerance_rad: float, seed: int,
     single_sigma_rad: float, single_sigma_relative: float, frame: int,
-    rotation: NDArray, center: NDArray, variance: NDArray,
+    rotation: AnyArray, center: AnyArray, variance: AnyArray,
 ) -> tuple[bool, float]:  # fmt: skip
     """Fills rotation (3, 3), center (3,), variance (6,); returns convergence and the median residual."""
     n = len(member_rotation)
@@ -263,8 +266,8 @@ def _median_pose(
 
 @kernel
 def _median_rotation(
-    votes: NDArray, num_starts: int, max_iterations: int, tolerance_rad: float, seed: int, frame: int,
-    residuals: NDArray, scratch: NDArray, best: NDArray,
+    votes: AnyArray, num_starts: int, max_iterations: int, tolerance_rad: float, seed: int, frame: int,
+    residuals: AnyArray, scratch: AnyArray, best: AnyArray,
 ) -> tuple[bool, float]:  # fmt: skip
     """Algorithm 1. Hypotheses do not interact, so each runs to its end before the next one starts."""
     n = len(votes)
@@ -294,7 +297,7 @@ def _median_rotation(
 
 
 @kernel
-def _residuals(votes: NDArray, hypothesis: so3.Matrix, residuals: NDArray) -> None:
+def _residuals(votes: AnyArray, hypothesis: so3.Matrix, residuals: AnyArray) -> None:
     """Log(vote hypothesisᵀ) of every vote, and its angle."""
     for j in range(len(votes)):
         r = so3.log(so3.mul_nt(so3.load33(votes[j]), hypothesis))
@@ -312,7 +315,7 @@ def _mix(state: np.uint64) -> np.uint64:
 
 
 @kernel
-def _median(values: NDArray, scratch: NDArray) -> float:
+def _median(values: AnyArray, scratch: AnyArray) -> float:
     """By Shell's sort into `scratch`: few values are the rule, but many must not take forever."""
     n = len(values)
     for j in range(n):
@@ -332,5 +335,5 @@ def _median(values: NDArray, scratch: NDArray) -> float:
 
 
 @kernel
-def _mad_variance(values: NDArray, center: float, scratch: NDArray) -> float:
+def _mad_variance(values: AnyArray, center: float, scratch: AnyArray) -> float:
     return (_SIGMA_PER_MAD * _median(np.abs(values - center), scratch)) ** 2

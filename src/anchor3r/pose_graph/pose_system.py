@@ -1,14 +1,14 @@
 """The linear algebra of joint pose refinement: residuals, gradient and Gauss–Newton matrix of the edges.
 
-A frame's unknowns move its rotation on the right, R ← R Exp(ω), its centre, c ← c + γ, and, if units are
-free, the log of its window's unit, s ← s + σ: a block of b = 6 or 7 scalars, all in world axes. Of edge
-(i, t) only the relative motion y (6,) matters, with d = c_t - c_i and u = exp(-s_t), 1 if units are fixed:
+A frame's unknowns move its rotation on the right, R ← R Exp(ω), its centre, c ← c + γ, and, if scales are
+free, the log of its window's scale, s ← s + σ: a block of b = 6 or 7 scalars, all in world axes. Of edge
+(i, t) only the relative motion y (6,) matters, with d = c_t - c_i and u = exp(-s_t), 1 if scales are fixed:
 
     y = [ω_i - ω_t,  u (γ_t - γ_i) + ω_i × u d - u d σ_t]
 
 so that all an edge adds is a metric on y: two numbers (rotation, translation) where its error is isotropic,
 a 6 × 6 matrix where it came with an information matrix (zeros leave the edge out). The translation error is
-in the window's own unit.
+in the window's own scale.
 
 The same formulas serve frames that move together as a rigid (or similar) node: frame i at offset o from its
 node's origin moves by γ_i = γ - ω × o + σ o. n frames, m edges, p pairs of nodes.
@@ -50,11 +50,11 @@ class PoseState(NamedTuple):
     center: Float
     """(n, 3)"""
     log_scale: Float
-    """(n,) log of each window's unit"""
+    """(n,) log of each window's scale"""
 
     @staticmethod
     def of(poses: SE3, log_scale: Float | None = None) -> PoseState:
-        """Of camera_from_world (n,); units are 1 unless given."""
+        """Of camera_from_world (n,); scales are 1 unless given."""
         if log_scale is None:
             log_scale = np.zeros(len(poses))
         return PoseState(
@@ -102,7 +102,7 @@ def squared_errors(edges: PoseEdges, state: PoseState, information: Float, squar
 
 @kernel
 def error_lengths(edges: PoseEdges, state: PoseState, angle: Float, distance: Float) -> None:
-    """Fills angle (m,) in radians and distance (m,) in the windows' units with the sizes of the errors."""
+    """Fills angle (m,) in radians and distance (m,) in the windows' scales with the sizes of the errors."""
     for e in range(len(edges.i)):
         r, x = _isotropic_error(edges, state, e)
         angle[e], distance[e] = np.sqrt(so3.norm_sq(r)), np.sqrt(so3.norm_sq(x))

@@ -42,7 +42,7 @@ class Topology:
         """Symbolic factorisation of a matrix with a block for each edge; made once, shared by all solvers."""
         return analyse(len(self.frames), self.i, self.t)
 
-    def restricted(self, which: NDArray) -> Topology:
+    def restricted(self, which: NDArray[np.bool_]) -> Topology:
         """The same frames and components with only the edges of a mask; those left out have no weight."""
         return Topology(self.frames, self.i[which], self.t[which], self.component, self.gauge)
 

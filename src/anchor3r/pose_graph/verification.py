@@ -6,7 +6,7 @@ And events that others support, solved together on a coarse graph, predict what 
 have measured, as precisely as odometry allows over the way to the nearest believed event. An event is
 believed or cut as a whole, and every verdict comes with the figures that led to it.
 
-Shapes: n frames (rows), m edges, k events, h hubs (rows of the coarse graph).
+Shapes: n frames (rows), m edges, k events, c nodes of the coarse graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.kernels import kernel
-from anchor3r.pose_graph.coarse import Claims, Hubs, Sigmas, close_loops, make_hubs
+from anchor3r.pose_graph.coarse import Claims, CoarseGraph, Sigmas, close_loops, make_coarse_graph
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.noise import NoiseModel
@@ -43,14 +43,14 @@ class EventConfig:
     """Disagreement beyond so many times what is expected is a contradiction."""
     neighbour_frames: int = 50
     """Events whose anchors and whose members are at most so far apart tell of the same correction."""
-    hub_frames: int = 10
-    """Frames between rows of the coarse graph."""
+    coarse_frames: int = 10
+    """Frames that a node of the coarse graph stands for."""
 
     def __post_init__(self) -> None:
         if not (min(self.rotation_drift_rad, self.translation_drift) >= 0 and self.tolerance > 0):
             raise ValueError(f"drift must not be negative, tolerance positive: {self}")
-        if self.neighbour_frames < 0 or self.hub_frames < 1:
-            raise ValueError(f"neighbour_frames must not be negative, hub_frames at least 1: {self}")
+        if self.neighbour_frames < 0 or self.coarse_frames < 1:
+            raise ValueError(f"neighbour_frames must not be negative, coarse_frames at least 1: {self}")
 
 
 _DEFAULT = EventConfig()
@@ -91,7 +91,7 @@ class EventVerdict:
     rotation_error_deg: float
     """between the event and the map"""
     translation_error: float
-    """between the event and the map, in the map's unit"""
+    """between the event and the map, in the map's scale"""
     excess: float
     """the error over what is allowed; at most 1 if accepted"""
 
@@ -167,19 +167,21 @@ def judge_events(
     vouched: groups that are believed whatever the others say.
     """
     topology = topology or topology_of(edges)
-    noise = _with_units(_window_noise(edges, topology, odometry), edges)
+    noise = _with_scale_spread(_window_noise(edges, topology, odometry), edges)
     events = _condense(edges, topology, odometry, noise, config)
     supporters, opponents = _support(events, odometry, noise, config)
     is_sound = 3 * events.agreeing > events.num_edges
-    court = _Court(events, odometry, make_hubs(edges, topology, config.hub_frames), noise, config)
+    coarse = _CoarseComparison(
+        events, odometry, make_coarse_graph(edges, topology, config.coarse_frames), noise, config
+    )
 
     is_vouched = np.isin(events.group, vouched)
     trusted = is_vouched | is_sound & (supporters > opponents)
-    poses, errors, allowed = court.hear(trusted, court.expected)
+    poses, errors, allowed = coarse.compare(trusted, coarse.expected)
     accepted = is_vouched | is_sound & _within(errors, allowed)
-    # Lone events that only their long way from the others excuses have not been heard yet.
-    if np.any(accepted & ~trusted & ~_within(errors, _times(court.expected, config.tolerance))):
-        poses, errors, allowed = court.hear(accepted, _times(allowed, 1 / config.tolerance))
+    # Lone events that only their long way from the others excuses have not been solved with yet.
+    if np.any(accepted & ~trusted & ~_within(errors, _times(coarse.expected, config.tolerance))):
+        poses, errors, allowed = coarse.compare(accepted, _times(allowed, 1 / config.tolerance))
         accepted = is_vouched | is_sound & _within(errors, allowed)
     excess = np.maximum(errors.rotation_rad / allowed.rotation_rad, errors.distance / allowed.distance)
     reasons = np.select(
@@ -225,8 +227,8 @@ def _window_noise(edges: Edges, topology: Topology, odometry: SE3) -> Sigmas:
     return Sigmas(*noise)
 
 
-def _with_units(noise: Sigmas, edges: Edges) -> Sigmas:
-    """An event whose unit is known to some percent only has positions no better than that."""
+def _with_scale_spread(noise: Sigmas, edges: Edges) -> Sigmas:
+    """The noise, at least the spread with which loops know their scale: positions cannot be better."""
     told = edges.log_scale_sigma[(edges.kind == EdgeKind.LOOP) & (edges.log_scale_sigma > 0)]
     return noise if not len(told) else noise._replace(distance=np.maximum(noise.distance, np.median(told)))
 
@@ -339,26 +341,28 @@ def _count_neighbours(
                 opponents[h] += 1
 
 
-class _Court:
+class _CoarseComparison:
     """Solves the coarse graph with some of the events and compares all of them with the result."""
 
     def __init__(
-        self, events: _Events, odometry: SE3, hubs: Hubs, noise: Sigmas, config: EventConfig
+        self, events: _Events, odometry: SE3, coarse: CoarseGraph, noise: Sigmas, config: EventConfig
     ) -> None:
-        self._events, self._odometry, self._hubs, self._config = events, odometry, hubs, config
+        self._events, self._odometry, self._coarse, self._config = events, odometry, coarse, config
         self._noise = noise
         center = odometry.center()
         step = np.linalg.norm(np.diff(center, axis=0), axis=-1)
         self._mean_step = float(step.mean()) if len(step) else 0.0
-        frames = (hubs.row[hubs.later] - hubs.row[hubs.earlier]).astype(np.float64)
-        length = np.linalg.norm(center[hubs.row[hubs.later]] - center[hubs.row[hubs.earlier]], axis=-1)
+        frames = (coarse.row[coarse.later] - coarse.row[coarse.earlier]).astype(np.float64)
+        length = np.linalg.norm(
+            center[coarse.row[coarse.later]] - center[coarse.row[coarse.earlier]], axis=-1
+        )
         length += 0.1 * self._mean_step * frames
         # Errors of single steps add up like a random walk, drift in proportion.
         self._odometry_sigmas = Sigmas(
             np.sqrt(noise.rotation_rad**2 * frames + (config.rotation_drift_rad * frames) ** 2),
             length * np.sqrt(noise.distance**2 + config.translation_drift**2),
         )
-        reach = self._mean_step * config.hub_frames
+        reach = self._mean_step * config.coarse_frames
         ones = np.ones(len(events.group))
         self.expected = Sigmas(
             noise.rotation_rad * ones,
@@ -366,12 +370,16 @@ class _Court:
         )
         """of an event against a perfect map"""
 
-    def hear(self, believed: NDArray[np.bool_], sigmas: Sigmas) -> tuple[SE3, Sigmas, Sigmas]:
+    def compare(self, believed: NDArray[np.bool_], sigmas: Sigmas) -> tuple[SE3, Sigmas, Sigmas]:
         """Poses that the believed events lead to, errors of all events against them, and what is allowed."""
         events = self._events
         claims = Claims(events.match[believed], events.anchor[believed], events.pose[believed])
         poses = close_loops(
-            self._hubs, self._odometry, claims, self._odometry_sigmas, Sigmas(*(s[believed] for s in sigmas))
+            self._coarse,
+            self._odometry,
+            claims,
+            self._odometry_sigmas,
+            Sigmas(*(s[believed] for s in sigmas)),
         )
         # The event's anchor pose, moved along with the frames it was seen from.
         odometry, match = self._odometry, events.match
@@ -383,7 +391,7 @@ class _Court:
 
     def _allowed(self, errors: Sigmas, believed: NDArray[np.bool_]) -> Sigmas:
         """Noise, what believed events miss the map by, and drift over the way to the nearest of them."""
-        config, way = self._config, self._unheard_frames(believed).astype(np.float64)
+        config, way = self._config, self._frames_to_nearest(believed).astype(np.float64)
         missed = [float(np.median(error[believed])) if believed.any() else 0.0 for error in errors]
         rotation = (
             config.tolerance * (self.expected.rotation_rad + missed[0]) + config.rotation_drift_rad * way
@@ -392,7 +400,7 @@ class _Court:
         distance += (config.translation_drift + config.rotation_drift_rad * way) * way * self._mean_step
         return Sigmas(rotation, distance)
 
-    def _unheard_frames(self, believed: NDArray[np.bool_]) -> Int:
+    def _frames_to_nearest(self, believed: NDArray[np.bool_]) -> Int:
         """(k,) frames of odometry between an event's ends and the nearest believed event's."""
         events = self._events
         around = np.abs(events.anchor - events.match)

@@ -16,7 +16,7 @@ from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.linalg.sparse import Cholesky
 from anchor3r.pose_graph.topology import Topology, topology_of
 
-_PINNED = 1e3  # stiffness of the gauge, in units of the mean stiffness of a frame
+_PINNED = 1e3  # stiffness of the gauge, relative to the mean stiffness of a frame
 
 
 def chordal_initialisation(graph: MotionGraph) -> SE3:

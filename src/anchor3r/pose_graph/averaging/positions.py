@@ -53,7 +53,7 @@ def average_positions(
     """Centres (F, 3) that minimise Σ √w ‖c_i - c_t + s R_iᵀ t̂‖₁, from `initial_centers` (F, 3).
 
     rotations (F, 3, 3) camera_from_world; rows are those of the topology's frames (by default all that edges
-    name, ascending). edge_scale (m,) > 0, by default 1, brings translations to one unit. An edge's weight is
+    name, ascending). edge_scale (m,) > 0, by default 1, brings translations to one scale. An edge's weight is
     that of a squared error, hence the root. The first frame of every component keeps its initial centre.
     """
     watch = Stopwatch()

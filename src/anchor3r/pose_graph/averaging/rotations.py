@@ -9,6 +9,7 @@ wrong in places the narrow one alone can leave a frame at a false optimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, topology_of
+
+AnyArray = NDArray[Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +99,8 @@ def average_rotations(
 
 @kernel
 def _linearise(
-    i: NDArray, t: NDArray, measured: NDArray, edge_weight: NDArray, rotation: NDArray, sigma: float,
-    residual: NDArray, weight: NDArray,
+    i: AnyArray, t: AnyArray, measured: AnyArray, edge_weight: AnyArray, rotation: AnyArray, sigma: float,
+    residual: AnyArray, weight: AnyArray,
 ) -> float:  # fmt: skip
     """Residuals (m, 3) and weights (m,) at the given kernel width; returns the cost."""
     cost, sigma_sq = 0.0, sigma * sigma
@@ -114,7 +117,7 @@ def _linearise(
 
 
 @kernel
-def _rotate(rotation: NDArray, step: NDArray) -> float:
+def _rotate(rotation: AnyArray, step: AnyArray) -> float:
     """R ← R Exp(Δ) for all frames; returns the average angle of the update."""
     total = 0.0
     for f in range(len(rotation)):

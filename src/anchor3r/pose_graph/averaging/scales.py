@@ -1,8 +1,8 @@
-"""One unit per frame: what a window calls 1 may drift, and overlapping windows measure by how much.
+"""One scale per frame: what a window calls 1 may drift, and overlapping windows measure by how much.
 
-The translation of an edge is in the unit of its anchor's window; in the map's unit it is exp(log_scale[t])
+The translation of an edge is in the scale of its anchor's window; in the map's scale it is exp(log_scale[t])
 times as long. Two windows that have seen the same frames disagree on the distances between them by the ratio
-of their units; so do a loop event and the window of a frame it looks at. The logs of these ratios, those
+of their scales; so do a loop event and the window of a frame it looks at. The logs of these ratios, those
 that edges carry, and a random walk from frame to frame make a linear problem, solved robustly.
 
 Shapes: n frames (rows), m edges, q measured ratios ("ties").
@@ -35,15 +35,15 @@ _FEW = 5  # loops that do not tell anything about the walk
 _WALK_FRAMES = 32  # over which the walk is measured on a solution
 _WALK_PASSES, _TREND_PASSES = 3, 2  # how often, without and with a trend: few, as every pass smooths
 _TREND_FRAMES = 256  # to each side, over which drift is averaged
-_TREND_GAIN = 0.7  # how far a trend has to narrow the walk to be believed
+_TREND_GAIN = 0.7  # how far a trend has to narrow the walk to be accepted
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleConfig:
-    """What is expected of units."""
+    """What is expected of scales."""
 
     walk_sigma: float | None = None
-    """Standard deviation of a log unit's change from one frame to the next; None measures it."""
+    """Standard deviation of a log scale's change from one frame to the next; None measures it."""
     default_walk_sigma: float = 1e-3
     """The same where there is no loop to measure it on."""
     min_walk_sigma: float = 1e-5
@@ -53,7 +53,7 @@ class ScaleConfig:
     max_iterations: int = 20
     """Reweighted solves at most."""
     tolerance: float = 1e-5
-    """Converged when no log unit changes by more."""
+    """Converged when no log scale changes by more."""
 
     def __post_init__(self) -> None:
         sigmas = (self.default_walk_sigma, self.min_walk_sigma, self.width, self.tolerance)
@@ -85,11 +85,11 @@ def average_scales(graph: MotionGraph, config: ScaleConfig = _DEFAULT) -> tuple[
 
 
 class Walk(NamedTuple):
-    """How units are expected to change from frame to frame."""
+    """How scales are expected to change from frame to frame."""
 
     sigma: float
     trend: Float
-    """(n,) the log units that they change around; all 0 if there is no steady drift"""
+    """(n,) the log scales that they change around; all 0 if there is no steady drift"""
 
 
 def expected_walk(log_scale: Float, report: Report) -> Walk:
@@ -120,8 +120,8 @@ def _walked(topology: Topology, ties: ScaleTies, config: ScaleConfig) -> tuple[_
     return drifting, drift
 
 
-def in_one_unit(edges: Edges, log_scale: Float, topology: Topology) -> Edges:
-    """The edges with translations in the map's unit."""
+def in_one_scale(edges: Edges, log_scale: Float, topology: Topology) -> Edges:
+    """The edges with translations in the map's scale."""
     return replace(edges, translation=edges.translation * np.exp(log_scale[topology.t])[:, None])
 
 
@@ -137,7 +137,7 @@ def measured_ties(edges: Edges, topology: Topology) -> ScaleTies:
     window_at = np.full(n, -1)
     window_at[anchor[is_window]] = np.flatnonzero(is_window)
     center = -np.einsum("mji,mj->mi", edges.rotation[order], edges.translation[order])
-    # A predictor that says how well it knows its unit knows why: its own windows, which may share errors,
+    # A predictor that says how well it knows its scale knows why: its own windows, which may share errors,
     # cannot tell better.
     told = np.nan_to_num(edges.log_scale_sigma[order])
     floor = np.maximum.reduceat(told, starts[:-1]) if len(order) else told
@@ -149,7 +149,7 @@ def measured_ties(edges: Edges, topology: Topology) -> ScaleTies:
 def _compare_windows(
     start: Int, anchor: Int, window_at: Int, member: Int, center: Float, floor: Float
 ) -> tuple[Int, Int, Float, Float]:
-    """For each group and its latest member that has a window of its own: log of the ratio of their units.
+    """For each group and its latest member that has a window of its own: log of the ratio of their scales.
 
     Edges are in the order of groups and, in each, of members; center (m, 3) is the member's centre in the
     anchor's axes. Distances are compared from the frame that anchors the other window, where it has no error.
@@ -200,14 +200,14 @@ def carried_ties(edges: Edges, topology: Topology) -> ScaleTies:
 
 
 def walk_ties(topology: Topology, walk: Walk) -> ScaleTies:
-    """Neighbouring frames of a component have nearly the same unit, or differ as the trend does."""
+    """Neighbouring frames of a component have nearly the same scale, or differ as the trend does."""
     later = np.flatnonzero(topology.component[1:] == topology.component[:-1]) + 1
     gap = topology.frames[later] - topology.frames[later - 1]
     return ScaleTies(later, later - 1, walk.trend[later] - walk.trend[later - 1], 1 / (walk.sigma**2 * gap))
 
 
 def steady_drift(log_scale: Float) -> Float:
-    """(n,) the slow part of log units: a moving average that keeps straight lines straight up to the ends."""
+    """(n,) the slow part of log scales: a moving average that keeps lines straight up to the ends."""
     half = min(_TREND_FRAMES, len(log_scale) // 8)
     if half == 0:
         return np.zeros_like(log_scale)
@@ -221,7 +221,7 @@ def joined(*ties: ScaleTies) -> ScaleTies:
 
 
 def _walk_until_loops(topology: Topology, ties: ScaleTies, config: ScaleConfig) -> float:
-    """Change a frame, from how far units have walked when loops close."""
+    """Change a frame, from how far scales have walked when loops close."""
     gap = np.abs(topology.frames[ties.a] - topology.frames[ties.b])
     far = gap > 10 * np.median(gap) if len(gap) else np.zeros(0, bool)
     if far.sum() < _FEW:
@@ -231,7 +231,7 @@ def _walk_until_loops(topology: Topology, ties: ScaleTies, config: ScaleConfig) 
 
 
 def _walk_of(log_scale: Float) -> float:
-    """Change a frame, from solved units some way apart."""
+    """Change a frame, from solved scales some way apart."""
     lag = min(_WALK_FRAMES, len(log_scale) // 4)
     if lag < 1:
         return np.inf
@@ -260,8 +260,8 @@ def _solve(
         previous = log_scale
         square = ties.weight * (log_scale[ties.a] - log_scale[ties.b] - ties.value) ** 2
         # Wide at first: while half of the ratios are far off, they are not the outliers.
-        doubt = max(1.0, float(np.median(square[:count])) / _MEDIAN_CHI_SQ_1) if count else 1.0
-        shrink[:count] = 1 / (1 + square[:count] / (config.width**2 * doubt))
+        inflation = max(1.0, float(np.median(square[:count])) / _MEDIAN_CHI_SQ_1) if count else 1.0
+        shrink[:count] = 1 / (1 + square[:count] / (config.width**2 * inflation))
         costs.append(0.5 * float(shrink @ square))
         solved = system.least_squares(ties.weight * shrink**2, ties.value[:, None])
         assert solved is not None, "the walk joins all frames of a component"

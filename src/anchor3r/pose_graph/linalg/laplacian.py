@@ -6,12 +6,16 @@ graph; the columns of b share it and hence one factorisation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.linalg.sparse import Cholesky
 from anchor3r.pose_graph.topology import Topology
+
+AnyArray = NDArray[Any]
 
 
 class Laplacian:
@@ -53,7 +57,7 @@ class Laplacian:
 
 @kernel
 def _assemble(
-    i: NDArray, t: NDArray, slot: NDArray, weight: NDArray, diagonal: NDArray, pairs: NDArray
+    i: AnyArray, t: AnyArray, slot: AnyArray, weight: AnyArray, diagonal: AnyArray, pairs: AnyArray
 ) -> None:
     diagonal[:] = 0
     pairs[:] = 0
@@ -64,7 +68,7 @@ def _assemble(
 
 
 @kernel
-def _gather(i: NDArray, t: NDArray, values: NDArray, num_frames: int) -> NDArray:
+def _gather(i: AnyArray, t: AnyArray, values: AnyArray, num_frames: int) -> AnyArray:
     out = np.zeros((num_frames, values.shape[1]))
     for e in range(len(i)):
         for k in range(values.shape[1]):

@@ -13,7 +13,7 @@ Columns of b are problems of their own. F frames, m edges, k columns.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.report import Status
+
+AnyArray = NDArray[Any]
 
 Float = NDArray[np.float64]
 
@@ -145,9 +147,9 @@ def _interior_step(laplacian: Laplacian, point: _Interior, x: Float) -> bool:
 
 @kernel
 def _normal_rhs(
-    i: NDArray, t: NDArray, theta: NDArray, point: _Interior, target_negative: NDArray,
-    target_positive: NDArray, num_frames: int,
-) -> NDArray:  # fmt: skip
+    i: AnyArray, t: AnyArray, theta: AnyArray, point: _Interior, target_negative: AnyArray,
+    target_positive: AnyArray, num_frames: int,
+) -> AnyArray:  # fmt: skip
     """Right-hand side (F, 1) of AᵀΘA dx; the flow itself is included to undo what rounding leaks."""
     rhs = np.zeros((num_frames, 1))
     for e in range(len(i)):
@@ -160,8 +162,8 @@ def _normal_rhs(
 
 @kernel
 def _direction(
-    i: NDArray, t: NDArray, theta: NDArray, point: _Interior, target_negative: NDArray,
-    target_positive: NDArray, dx: NDArray, flow: NDArray, negative: NDArray, positive: NDArray,
+    i: AnyArray, t: AnyArray, theta: AnyArray, point: _Interior, target_negative: AnyArray,
+    target_positive: AnyArray, dx: AnyArray, flow: AnyArray, negative: AnyArray, positive: AnyArray,
 ) -> tuple[float, float]:  # fmt: skip
     """Fills the steps of flow and multipliers; returns how much of them the bounds allow."""
     primal, dual = np.inf, np.inf
@@ -185,7 +187,7 @@ def _direction(
 
 @kernel
 def _duality_after(
-    point: _Interior, flow: NDArray, negative: NDArray, positive: NDArray, primal: float, dual: float
+    point: _Interior, flow: AnyArray, negative: AnyArray, positive: AnyArray, primal: float, dual: float
 ) -> float:
     """Sum of the complementarity products after the longest allowed step."""
     primal, dual, total = min(1.0, primal), min(1.0, dual), 0.0
@@ -198,7 +200,7 @@ def _duality_after(
 
 @kernel
 def _certificate(
-    i: NDArray, t: NDArray, b: NDArray, weight: NDArray, flow: NDArray, x: NDArray
+    i: AnyArray, t: AnyArray, b: AnyArray, weight: AnyArray, flow: AnyArray, x: AnyArray
 ) -> tuple[float, float]:
     """Cost of x and a lower bound on the optimum.
 

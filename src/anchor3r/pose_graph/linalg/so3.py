@@ -6,10 +6,14 @@ and everything stays in registers once inlined. `load*` and `store*` move them f
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.kernels import kernel
+
+AnyArray = NDArray[Any]
 
 Vector = tuple[float, float, float]
 Matrix = tuple[float, float, float, float, float, float, float, float, float]
@@ -18,22 +22,22 @@ _SMALL_ANGLE_SQ = 1e-8  # below it the truncated series are exact to the last bi
 
 
 @kernel
-def load3(v: NDArray) -> Vector:
+def load3(v: AnyArray) -> Vector:
     return (v[0], v[1], v[2])
 
 
 @kernel
-def store3(out: NDArray, v: Vector) -> None:
+def store3(out: AnyArray, v: Vector) -> None:
     out[0], out[1], out[2] = v
 
 
 @kernel
-def load33(m: NDArray) -> Matrix:
+def load33(m: AnyArray) -> Matrix:
     return (m[0, 0], m[0, 1], m[0, 2], m[1, 0], m[1, 1], m[1, 2], m[2, 0], m[2, 1], m[2, 2])
 
 
 @kernel
-def store33(out: NDArray, m: Matrix) -> None:
+def store33(out: AnyArray, m: Matrix) -> None:
     out[0, 0], out[0, 1], out[0, 2] = m[0], m[1], m[2]
     out[1, 0], out[1, 1], out[1, 2] = m[3], m[4], m[5]
     out[2, 0], out[2, 1], out[2, 2] = m[6], m[7], m[8]

@@ -9,11 +9,15 @@ Symbols: n nodes, p pairs, s supernodes, b block size, k right-hand sides.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.linalg.symbolic import Analysis, Index, analyse, fill_reducing_order
+
+AnyArray = NDArray[Any]
 
 __all__ = ["Analysis", "Cholesky", "analyse", "fill_reducing_order"]
 
@@ -53,7 +57,7 @@ class Cholesky:
 
 @kernel
 def _factorise(
-    analysis: Analysis, diagonal: NDArray, pairs: NDArray, factor: NDArray, stack: NDArray
+    analysis: Analysis, diagonal: AnyArray, pairs: AnyArray, factor: AnyArray, stack: AnyArray
 ) -> bool:
     """Supernodes in postorder; the updates of a supernode's children are the topmost ones on the stack."""
     size = diagonal.shape[1]
@@ -95,7 +99,7 @@ def _factorise(
 
 @kernel
 def _assemble_values(
-    analysis: Analysis, s: int, size: int, diagonal: NDArray, pairs: NDArray, panel: NDArray
+    analysis: Analysis, s: int, size: int, diagonal: AnyArray, pairs: AnyArray, panel: AnyArray
 ) -> None:
     """Adds the matrix' own blocks to a front. Panels hold the upper triangle, as rows of Lᵀ."""
     first = analysis.column_start[s]
@@ -122,7 +126,7 @@ def _expand(relative: Index, start: int, height: int, size: int, index: Index) -
 
 
 @kernel
-def _extend_add(theirs: NDArray, index: Index, panel: NDArray, update: NDArray) -> None:
+def _extend_add(theirs: AnyArray, index: Index, panel: AnyArray, update: AnyArray) -> None:
     """Adds a child's update (upper triangle) to the front at the given places."""
     width, last = len(panel), len(theirs) - 1
     for row in range(len(theirs)):
@@ -139,7 +143,7 @@ def _extend_add(theirs: NDArray, index: Index, panel: NDArray, update: NDArray) 
 
 
 @kernel
-def _eliminate(panel: NDArray, update: NDArray) -> bool:
+def _eliminate(panel: AnyArray, update: AnyArray) -> bool:
     """Partial Cholesky of a front: its panel becomes rows of Lᵀ, its update what is left."""
     width, total = panel.shape
     scratch = np.empty((_UNROLLED, total))
@@ -156,7 +160,7 @@ def _eliminate(panel: NDArray, update: NDArray) -> bool:
 
 
 @kernel
-def _eliminate_rows(rows: NDArray, first: int) -> bool:
+def _eliminate_rows(rows: AnyArray, first: int) -> bool:
     """The few rows whose pivots start at column `first`, one after the other."""
     for k in range(len(rows)):
         row = rows[k, first + k :]
@@ -174,7 +178,7 @@ def _eliminate_rows(rows: NDArray, first: int) -> bool:
 
 
 @kernel
-def _subtract_gram(strip: NDArray, first: int, target: NDArray, origin: int, scratch: NDArray) -> None:
+def _subtract_gram(strip: AnyArray, first: int, target: AnyArray, origin: int, scratch: AnyArray) -> None:
     """Subtracts stripᵀ strip, from column `first` on, from the upper triangle of target[origin:, origin:].
 
     A tile of target rows that fits into the cache takes all of the strip, eight rows at a time, before the
@@ -195,7 +199,7 @@ def _subtract_gram(strip: NDArray, first: int, target: NDArray, origin: int, scr
 
 
 @kernel
-def _subtract_eight(rows: NDArray, shift: int, target: NDArray, low: int, high: int) -> None:
+def _subtract_eight(rows: AnyArray, shift: int, target: AnyArray, low: int, high: int) -> None:
     """Subtracts the products of eight rows from target rows low … high - 1.
 
     Two target rows at a time keep the registers full; what is written below the diagonal is never read. The
@@ -223,7 +227,7 @@ def _subtract_eight(rows: NDArray, shift: int, target: NDArray, low: int, high: 
 
 
 @kernel
-def _solve(analysis: Analysis, size: int, factor: NDArray, rhs: NDArray) -> NDArray:
+def _solve(analysis: Analysis, size: int, factor: AnyArray, rhs: AnyArray) -> AnyArray:
     """Forward and backward substitution with k right-hand sides (n b, k)."""
     n, k = len(analysis.order), rhs.shape[1]
     x = np.empty((k, n * size))
@@ -242,7 +246,7 @@ def _solve(analysis: Analysis, size: int, factor: NDArray, rhs: NDArray) -> NDAr
 
 
 @kernel
-def _substitute_forward(analysis: Analysis, size: int, factor: NDArray, x: NDArray) -> None:
+def _substitute_forward(analysis: Analysis, size: int, factor: AnyArray, x: AnyArray) -> None:
     sides = len(x)
     scratch = np.empty((sides, size * _tallest_front(analysis)))
     for s in range(len(analysis.parent)):
@@ -272,7 +276,7 @@ def _substitute_forward(analysis: Analysis, size: int, factor: NDArray, x: NDArr
 
 
 @kernel
-def _substitute_backward(analysis: Analysis, size: int, factor: NDArray, x: NDArray) -> None:
+def _substitute_backward(analysis: Analysis, size: int, factor: AnyArray, x: AnyArray) -> None:
     sides = len(x)
     scratch = np.empty((sides, size * _tallest_front(analysis)))
     for s in range(len(analysis.parent) - 1, -1, -1):
@@ -299,7 +303,7 @@ def _substitute_backward(analysis: Analysis, size: int, factor: NDArray, x: NDAr
 
 
 @kernel
-def _panel(analysis: Analysis, s: int, size: int, factor: NDArray) -> NDArray:
+def _panel(analysis: Analysis, s: int, size: int, factor: AnyArray) -> AnyArray:
     """The rows of Lᵀ that supernode s holds: its own columns, then those of its rows."""
     width = size * (analysis.column_start[s + 1] - analysis.column_start[s])
     total = width + size * (analysis.row_start[s + 1] - analysis.row_start[s])

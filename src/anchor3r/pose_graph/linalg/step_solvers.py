@@ -33,7 +33,7 @@ _STALE_FACTOR = 3.0  # a preconditioner that takes so many times its first itera
 
 
 class ScaleTies(NamedTuple):
-    """Measured differences of log units, log_scale[a] - log_scale[b] = value; q of them."""
+    """Measured differences of log scales, log_scale[a] - log_scale[b] = value; q of them."""
 
     a: NDArray[np.int64]
     b: NDArray[np.int64]
