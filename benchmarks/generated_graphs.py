@@ -113,7 +113,7 @@ def synthetic_graph(config: SyntheticConfig) -> SyntheticGraph:
         information=np.broadcast_to(np.nan, (m, 6, 6)),
     )  # fmt: skip
     is_false_group = np.concatenate([np.zeros(num_windows, bool), is_false])
-    return SyntheticGraph(MotionGraph.from_edges(edges), poses, log_scale, is_false_group)
+    return SyntheticGraph(MotionGraph(edges), poses, log_scale, is_false_group)
 
 
 def _drive(config: SyntheticConfig, rng: np.random.Generator) -> SE3:

@@ -20,7 +20,7 @@ import numpy as np
 import tyro
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter
@@ -58,7 +58,7 @@ def write_map(folder: Path, num_frames: int) -> None:
                 intrinsics=CAMERA,
             )
             pose = FramePose(frame=index, rotation=rotation, center=center)
-            store.record(frame, prediction, MotionGraph().edges, [pose])
+            store.record(frame, prediction, Edges.of([], index, np.eye(3), 0.0), [pose])
 
 
 def open_map(folder: Path, budget: int, report: Connection) -> None:

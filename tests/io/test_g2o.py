@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
 from anchor3r.io.g2o import G2oFile, read_g2o, write_g2o
-from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
+from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from measured_graphs import measure, random_poses, window_pairs
 
 INFORMATION = "1 0 0 0 0 0 2 0 0 0 0 3 0 0 0 4 0 0 5 0 6"
@@ -77,9 +77,10 @@ def test_round_trip(tmp_path: Path, with_vertices: bool) -> None:
     i, t = window_pairs(20, 4)
     edges = measure(poses, i, t, rng, rotation_noise_rad=0.1, translation_noise=0.1)
     half = rng.normal(size=(len(edges), 6, 6))
-    graph = MotionGraph()
-    graph.add_group(
-        t, i, edges.rotation, edges.translation, weight=2.0, information=half @ np.swapaxes(half, 1, 2)
+    graph = MotionGraph(
+        Edges.of(
+            i, t, edges.rotation, edges.translation, weight=2.0, information=half @ np.swapaxes(half, 1, 2)
+        )
     )
     vertices = (np.arange(20), poses) if with_vertices else (np.empty(0, np.int64), poses[:0])
     write_g2o(tmp_path / "graph.g2o", graph, *vertices)
@@ -95,8 +96,7 @@ def test_round_trip(tmp_path: Path, with_vertices: bool) -> None:
 
 
 def test_unknown_information_is_written_as_identity(tmp_path: Path) -> None:
-    graph = MotionGraph()
-    graph.add_group(1, [0], np.eye(3)[None], np.ones((1, 3)))
+    graph = MotionGraph(Edges.of([0], 1, np.eye(3), 1.0))
     write_g2o(tmp_path / "graph.g2o", graph, np.arange(2), SE3.identity(2))
     assert_array_equal(read_g2o(tmp_path / "graph.g2o").graph.edges.information[0], np.eye(6))
 
@@ -142,8 +142,7 @@ def test_refuses_files_without_edges(tmp_path: Path) -> None:
 
 
 def test_refuses_to_write_vertices_that_do_not_fit(tmp_path: Path) -> None:
-    graph = MotionGraph()
-    graph.add_group(5, [0], np.eye(3)[None], np.ones((1, 3)))
+    graph = MotionGraph(Edges.of([0], 5, np.eye(3), 1.0))
     with pytest.raises(ValueError, match="not among the vertices"):
         write_g2o(tmp_path / "graph.g2o", graph, np.arange(2), SE3.identity(2))
     with pytest.raises(Anchor3RError, match="cannot write"):

@@ -45,7 +45,7 @@ def error_m(poses: SE3, route: SyntheticGraph) -> float:
 def test_exact_measurements_are_met_exactly(config: RefineConfig) -> None:
     rng = np.random.default_rng(0)
     poses = random_poses(30, rng)
-    graph = MotionGraph.from_edges(measure(poses, *window_pairs(30, 5), rng))
+    graph = MotionGraph(measure(poses, *window_pairs(30, 5), rng))
     refined, report = refine_poses(graph, perturbed(poses, 0.02, rng), config)
     assert report.cost < 1e-3
     assert_allclose(refined.camera_from_world.matrix(), poses.matrix(), atol=1e-4)
@@ -68,7 +68,7 @@ def test_least_squares_agrees_with_a_dense_solver(frames: int, extra: int, seed:
         return np.einsum("mji,mj->mi", root, twist).ravel()
 
     dense = least_squares(residuals, np.zeros(6 * (frames - 1)), xtol=1e-14, ftol=1e-14, gtol=1e-14)
-    graph = MotionGraph.from_edges(edges)
+    graph = MotionGraph(edges)
     _, report = refine_poses(graph, perturbed(poses, 0.05, rng), LEAST_SQUARES)
     assert report.status is Status.CONVERGED
     assert report.cost == pytest.approx(dense.cost, rel=1e-6, abs=1e-12)
@@ -84,16 +84,14 @@ def test_order_and_duplicates_of_edges_do_not_matter() -> None:
     poses, edges = noisy_graph(1)
     shuffled = edges.select(np.random.default_rng(2).permutation(len(edges)))
     twice = edges.select(np.tile(np.arange(len(edges)), 2))
-    answers = [
-        refine_poses(MotionGraph.from_edges(e), poses)[0].camera_from_world for e in (edges, shuffled, twice)
-    ]
+    answers = [refine_poses(MotionGraph(e), poses)[0].camera_from_world for e in (edges, shuffled, twice)]
     for answer in answers[1:]:
         assert_allclose(answer.matrix(), answers[0].matrix(), atol=1e-4)
 
 
 def test_gauge_is_the_first_frame_of_the_start() -> None:
     poses, edges = noisy_graph(3)
-    graph = MotionGraph.from_edges(edges)
+    graph = MotionGraph(edges)
     elsewhere = SE3(so3_exp([0.3, -1.0, 0.5]), np.array([4.0, -2.0, 7.0]))
     here = refine_poses(graph, poses)[0].camera_from_world
     there = refine_poses(graph, poses @ elsewhere)[0].camera_from_world
@@ -105,8 +103,7 @@ def test_gauge_is_the_first_frame_of_the_start() -> None:
 def test_weights_pull() -> None:
     """Two measurements of one edge: the answer is the weighted mean."""
     turn = np.stack([so3_exp([0.0, 0.0, 0.0]), so3_exp([0.0, 0.0, 0.01])])
-    graph = MotionGraph()
-    graph.add_group(1, [0, 0], turn, np.array([[1.0, 0, 0], [1.0, 0, 0]]), weight=np.array([1.0, 3.0]))
+    graph = MotionGraph(Edges.of([0, 0], 1, turn, [1.0, 0, 0], weight=[1.0, 3.0]))
     refined, _ = refine_poses(graph, SE3.identity(2), LEAST_SQUARES)
     assert_allclose(rotation_angle(refined.camera_from_world.rotation[1]), 0.0075, rtol=1e-6)
 
@@ -117,7 +114,7 @@ def test_outliers_do_not_pull() -> None:
     edges = measure(
         poses, *window_pairs(40, 8), rng, rotation_noise_rad=0.002, translation_noise=0.01, outliers=0.15
     )
-    refined, _ = refine_poses(MotionGraph.from_edges(edges), perturbed(poses, 0.03, rng))
+    refined, _ = refine_poses(MotionGraph(edges), perturbed(poses, 0.03, rng))
     worst = rotation_angle(refined.camera_from_world.rotation @ np.swapaxes(poses.rotation, 1, 2)).max()
     assert worst < np.radians(1.5)
 
@@ -129,7 +126,7 @@ def test_a_frame_of_outliers_leaves_the_others_alone() -> None:
     wild = so3_exp(2 * rng.normal(size=(int(lost.sum()), 3)))
     rotation = edges.rotation.copy()
     rotation[lost] = wild
-    graph = MotionGraph.from_edges(replace(edges, rotation=rotation))
+    graph = MotionGraph(replace(edges, rotation=rotation))
     refined, report = refine_poses(graph, poses)
     assert np.isfinite(refined.camera_from_world.matrix()).all()
     assert report.status is not Status.STALLED
@@ -141,11 +138,10 @@ def test_a_frame_of_outliers_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize("scale", ["fixed", "free"])
 def test_smallest_graphs(scale: str) -> None:
     config = RefineConfig(scale=scale)  # type: ignore[arg-type]
-    empty, report = refine_poses(MotionGraph(), SE3.identity(0), config)
+    empty, report = refine_poses(MotionGraph(Edges.of([], 0, np.eye(3), 0.0)), SE3.identity(0), config)
     assert len(empty.camera_from_world) == 0
     assert report.status is Status.TRIVIAL
-    graph = MotionGraph()
-    graph.add_group(1, [0], so3_exp([[0.1, 0, 0]]), np.array([[1.0, 2, 3]]))
+    graph = MotionGraph(Edges.of([0], 1, so3_exp([0.1, 0, 0]), [1.0, 2, 3]))
     refined, report = refine_poses(graph, SE3.identity(2), config)
     assert report.status is Status.CONVERGED
     relative = refined.camera_from_world[0] @ refined.camera_from_world[1].inverse()
@@ -155,7 +151,7 @@ def test_smallest_graphs(scale: str) -> None:
 def test_broken_chain_is_two_components() -> None:
     poses, edges = noisy_graph(7)
     inside = (edges.frame_i < 12) == (edges.frame_t < 12)
-    graph = MotionGraph.from_edges(edges.select(inside))
+    graph = MotionGraph(edges.select(inside))
     refined, report = refine_poses(graph, poses)
     assert report.num_components == 2
     assert np.isfinite(refined.camera_from_world.matrix()).all()
@@ -166,7 +162,7 @@ def test_broken_chain_is_two_components() -> None:
 def test_wrong_number_of_poses() -> None:
     _, edges = noisy_graph(8)
     with pytest.raises(ValueError, match="24 initial poses for 25 frames"):
-        refine_poses(MotionGraph.from_edges(edges), SE3.identity(24))
+        refine_poses(MotionGraph(edges), SE3.identity(24))
 
 
 @pytest.mark.parametrize("bad", [{"loss": "l1"}, {"scale": "some"}, {"width": 0.0}, {"max_iterations": 0}])

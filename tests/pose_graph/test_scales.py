@@ -15,7 +15,7 @@ from anchor3r.pose_graph.averaging.scales import (
     measured_ties,
     steady_drift,
 )
-from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.pose_graph.edges import Edges, MotionGraph
 from anchor3r.pose_graph.report import Status
 from anchor3r.pose_graph.topology import topology_of
 from generated_graphs import SyntheticConfig, synthetic_graph
@@ -30,7 +30,7 @@ def test_exact_windows_tell_their_units() -> None:
     truth -= truth[0]
     topology = topology_of(edges)
     scaled = in_one_scale(edges, -truth, topology)  # each window in its own scale
-    log_scale, report = average_scales(MotionGraph.from_edges(scaled), ScaleConfig(walk_sigma=10.0))
+    log_scale, report = average_scales(MotionGraph(scaled), ScaleConfig(walk_sigma=10.0))
     assert report.status is Status.CONVERGED
     # Windows of the first frames have too few members in common to tell.
     assert_allclose(log_scale[4:] - log_scale[4], truth[4:] - truth[4], atol=1e-6)
@@ -39,12 +39,11 @@ def test_exact_windows_tell_their_units() -> None:
 
 def test_carried_ratios_alone() -> None:
     """Pairs share too little to be compared, but carry log_scale[t] - log_scale[i]."""
-    graph = MotionGraph()
-    for t, ratio in ((1, 0.5), (2, -0.2), (3, 0.1)):
-        graph.add_group(
-            t, [t - 1], np.eye(3)[None], [[1.0, 0, 0]], log_scale_ratio=ratio, log_scale_sigma=0.01
-        )
-    log_scale, _ = average_scales(graph, ScaleConfig(walk_sigma=10.0))
+    edges = Edges.of(
+        [0, 1, 2], [1, 2, 3], np.eye(3), [1.0, 0, 0], group=[0, 1, 2],
+        log_scale_ratio=[0.5, -0.2, 0.1], log_scale_sigma=0.01,
+    )  # fmt: skip
+    log_scale, _ = average_scales(MotionGraph(edges), ScaleConfig(walk_sigma=10.0))
     assert_allclose(log_scale, [0, 0.5, 0.3, 0.4], atol=1e-5)
 
 
@@ -91,20 +90,19 @@ def test_components_have_their_own_unit_and_weightless_edges_no_say() -> None:
     edges = route.graph.edges
     bridge = (edges.frame_i < 30) != (edges.frame_t < 30)
     cut = replace(edges, weight=np.where(bridge, 0.0, edges.weight))
-    log_scale, report = average_scales(MotionGraph.from_edges(cut))
+    log_scale, report = average_scales(MotionGraph(cut))
     assert report.num_components == 2
     assert log_scale[0] == log_scale[30] == 0
 
 
 def test_nothing_to_compare() -> None:
-    log_scale, report = average_scales(MotionGraph())
+    log_scale, report = average_scales(MotionGraph(Edges.of([], 0, np.eye(3), 0.0)))
     assert len(log_scale) == 0
     assert report.status is Status.TRIVIAL
-    still = MotionGraph()
-    for t in range(1, 8):  # a camera that does not move measures no ratio
-        still.add_group(t, list(range(t)), np.tile(np.eye(3), (t, 1, 1)), np.zeros((t, 3)))
-    assert len(measured_ties(still.edges, topology_of(still.edges)).a) == 0
-    assert_allclose(average_scales(still)[0], 0)
+    i, t = window_pairs(8, 8)
+    still = Edges.of(i, t, np.eye(3), 0.0, group=t)  # a camera that does not move measures no ratio
+    assert len(measured_ties(still, topology_of(still)).a) == 0
+    assert_allclose(average_scales(MotionGraph(still))[0], 0)
 
 
 def test_trend_keeps_straight_lines() -> None:

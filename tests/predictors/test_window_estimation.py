@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_exp
 from anchor3r.model.matching import DenseMatches, cell_pixels
-from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.pose_graph.edges import Edges, MotionGraph
 from anchor3r.pose_graph.joint import refine_poses
 from anchor3r.predictors.network.window_estimation import (
     CovarianceInflationConfig,
@@ -340,7 +340,7 @@ DEPTH, STEP, ERROR = 2.0, 0.01, 0.0025
 def length_of_a_slow_walk(inflation: CovarianceInflationConfig) -> float:
     """What is left of a straight walk after averaging, as a part of it."""
     rng = np.random.default_rng(0)
-    graph = MotionGraph()
+    windows = []
     ages = np.arange(1, 6)
     count = 80
     for anchor in range(1, count):
@@ -356,12 +356,16 @@ def length_of_a_slow_walk(inflation: CovarianceInflationConfig) -> float:
         )
         seen = inflate_covariance(adjusted, inflation)
         assert seen.covariance is not None
-        graph.add_group(
-            anchor, anchor - seen.ages, seen.rotation, seen.translation,
-            information=np.linalg.inv(seen.covariance),
-        )  # fmt: skip
+        windows.append((anchor, seen, np.linalg.inv(seen.covariance)))
+    anchors = np.repeat([anchor for anchor, _, _ in windows], [len(seen.ages) for _, seen, _ in windows])
+    edges = Edges.of(
+        anchors - np.concatenate([seen.ages for _, seen, _ in windows]), anchors,
+        np.concatenate([seen.rotation for _, seen, _ in windows]),
+        np.concatenate([seen.translation for _, seen, _ in windows]),
+        group=anchors, information=np.concatenate([information for _, _, information in windows]),
+    )  # fmt: skip
     start = SE3(np.tile(np.eye(3), (count, 1, 1)), -STEP * np.outer(np.arange(count), [1, 0, 0]))
-    center = refine_poses(graph, start)[0].camera_from_world.center()
+    center = refine_poses(MotionGraph(edges), start)[0].camera_from_world.center()
     return float(np.linalg.norm(center[-1] - center[0]) / (STEP * (count - 1)))
 
 

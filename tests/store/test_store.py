@@ -18,7 +18,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import so3_exp
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.store import Counts, Loop, LoopState, MapWriter, StoreConfig, best_poses, load_map, rows
@@ -44,10 +44,8 @@ def make_map(folder: Path, length: int = 12) -> Path:
 def some_edges(anchor: int, members: list[int], kind: EdgeKind = EdgeKind.WINDOW) -> Edges:
     rng = np.random.default_rng(anchor)
     n = len(members)
-    graph = MotionGraph()
     rotations, translations = so3_exp(rng.normal(size=(n, 3))), rng.normal(size=(n, 3))
-    graph.add_group(anchor, members, rotations, translations, kind=kind, weight=rng.random(n))
-    return graph.edges
+    return Edges.of(members, anchor, rotations, translations, kind=kind, weight=rng.random(n))
 
 
 def some_pose(frame: int, **fields: object) -> FramePose:
@@ -96,7 +94,7 @@ def test_everything_recorded_is_read_back_exactly(tmp_path: Path) -> None:
         stored = scene_map.graph().edges
         for name in ("frame_i", "frame_t", "rotation", "translation", "weight", "kind"):
             assert_array_equal(getattr(stored, name), getattr(edges, name))
-        assert not scene_map.graph().has_information
+        assert not scene_map.graph().edges.has_information().any()
         truth = scene_map.true_trajectory()
         assert_allclose(truth.camera_from_world.matrix()[2], toy_pose(2).matrix(), atol=1e-12)
         described, descriptors = scene_map.descriptors()

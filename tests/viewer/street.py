@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from anchor3r.geometry import SE3, Pinhole, so3_exp
-from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources import Frame
 from anchor3r.store import Loop, LoopState, MapWriter
@@ -58,7 +58,7 @@ def record_street(store: MapWriter, frames: Iterable[int]) -> None:
         pose = frame.camera_from_world
         assert pose is not None
         online = FramePose(frame=index, rotation=pose.rotation, center=pose.center())
-        store.record(frame, street_prediction(index), MotionGraph().edges, [online])
+        store.record(frame, street_prediction(index), Edges.of([], index, np.eye(3), 0.0), [online])
     store.commit()
 
 

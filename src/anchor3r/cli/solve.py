@@ -70,7 +70,8 @@ def _read(path: Path) -> tuple[MotionGraph, SE3 | None]:
     import numpy as np
 
     from anchor3r.io.g2o import read_g2o
-    from anchor3r.pose_graph.edges import MotionGraph, check_edges
+    from anchor3r.io.graph_files import load_graph
+    from anchor3r.pose_graph.edges import check_edges
 
     if path.suffix == ".g2o":
         file = read_g2o(path)
@@ -78,7 +79,7 @@ def _read(path: Path) -> tuple[MotionGraph, SE3 | None]:
         return file.graph, file.camera_from_world[at] if len(file.frames) else None
     if path.suffix != ".npz":
         raise Anchor3RError(f"cannot tell the format of {path}; a motion graph is .npz or .g2o")
-    graph = MotionGraph.load(path)
+    graph = load_graph(path)
     check_edges(graph.edges, str(path))
     return graph, None
 

@@ -33,7 +33,7 @@ def write_pose_graph(path: Path | str, graph: MotionGraph, trajectory: Trajector
         translation=edges.translation * scale[:, None],
         information=edges.information * step[:, :, None] * step[:, None, :],
     )
-    in_one_scale = MotionGraph.from_edges(in_map_scale)
+    in_one_scale = MotionGraph(in_map_scale)
     with replacing(path) as file:
         write_g2o(Path(file.name), in_one_scale, trajectory.frames, trajectory.camera_from_world)
     return len(edges)

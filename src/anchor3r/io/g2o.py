@@ -93,7 +93,7 @@ def _graph(path: Path, lines: _Lines) -> MotionGraph:
         log_scale_ratio=np.full(m, np.nan), log_scale_sigma=np.full(m, np.nan),
         information=information[:, _ROTATION_FIRST[:, None], _ROTATION_FIRST],
     )  # fmt: skip
-    return MotionGraph.from_edges(edges)
+    return MotionGraph(edges)
 
 
 def _parse(path: Path) -> dict[str, _Lines]:
@@ -167,7 +167,7 @@ def write_g2o(path: Path, graph: MotionGraph, frames: NDArray[np.int64], camera_
     edges = graph.edges
     if len(frames) and not np.isin(graph.frames(), frames).all():
         raise ValueError("edges name frames that are not among the vertices")
-    known = np.all(np.isfinite(edges.information), axis=(1, 2), keepdims=True)
+    known = edges.has_information()[:, None, None]
     information = np.where(known, edges.information, np.eye(6)) * edges.weight[:, None, None]
     upper = information[:, _ROTATION_FIRST[:, None], _ROTATION_FIRST][:, _UPPER[0], _UPPER[1]]
     edge_values = np.concatenate([_pose_values(SE3(edges.rotation, edges.translation)), upper], 1)

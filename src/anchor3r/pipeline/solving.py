@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3
-from anchor3r.pose_graph.averaging.positions import average_positions
-from anchor3r.pose_graph.averaging.rotations import average_rotations
+from anchor3r.pose_graph.averaging.motion import average_motion
 from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
@@ -137,7 +136,7 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
 
 
 def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    graph = MotionGraph.from_edges(edges)
+    graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(graph, start, config, vouched=vouched)
@@ -149,7 +148,7 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
-        log_scale, _ = average_scales(MotionGraph.from_edges(edges), _expected_scales(edges))
+        log_scale, _ = average_scales(MotionGraph(edges), _expected_scales(edges))
         edges = in_one_scale(edges, log_scale, topology)
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):
@@ -158,15 +157,8 @@ def _rotations_first(edges: Edges, online: Trajectory, scale: Scale, vouched: In
         cut = np.isin(edges.group, verdicts.rejected_groups())
         edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
         topology = topology_of(edges)
-    start = np.searchsorted(online.frames, topology.frames)
-    rotation, rotation_report = average_rotations(edges, online.rotation[start], topology=topology)
-    center, report = average_positions(edges, rotation, online.center[start], topology=topology)
-    report = replace(
-        report,
-        cpu_seconds=report.cpu_seconds + rotation_report.cpu_seconds,
-        details=report.details | {"rotations": rotation_report.as_dict()},
-    )
-    poses = SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
+    poses, report = average_motion(edges, start, topology=topology)
     return _Solved(poses, log_scale, verdicts, report)
 
 

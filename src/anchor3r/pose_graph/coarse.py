@@ -17,6 +17,7 @@ from anchor3r.pose_graph.averaging.chordal import chordal_poses
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem, minimise
 from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver
+from anchor3r.pose_graph.noise import MEDIAN_CHI_SQ_6
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
 from anchor3r.pose_graph.topology import Topology, components_of
 
@@ -24,7 +25,6 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 _WIDTH_SQ = 49.0  # of the Geman–McClure loss
-_MEDIAN_CHI_SQ_6 = 5.348
 _MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-3
 
 
@@ -108,7 +108,7 @@ def _solve(edges: PoseEdges, information: Float, is_loop: NDArray[np.bool_], sta
         """Loops count for less while they are still far from closed."""
         square = np.empty(len(edges.i))
         squared_errors(edges, state, information, square)
-        inflation = max(1.0, float(np.median(square[is_loop])) / _MEDIAN_CHI_SQ_6) if is_loop.any() else 1.0
+        inflation = max(1.0, float(np.median(square[is_loop])) / MEDIAN_CHI_SQ_6) if is_loop.any() else 1.0
         if abs(inflation - inflations[-1]) <= 0.1 * inflations[-1] < np.inf:
             return None
         inflations.append(inflation)

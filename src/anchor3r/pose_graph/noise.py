@@ -16,7 +16,8 @@ from anchor3r.pose_graph.gauss_newton import ErrorModel
 from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState, error_lengths, squared_errors
 
 _MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
-_MEDIAN_CHI_SQ_6 = 5.348
+MEDIAN_CHI_SQ_6 = 5.348
+"""Median of a sum of six squared unit Gaussians: what the squared error of an honest edge is about."""
 _LENGTH_FLOOR = 0.1  # of the median length
 _SAMPLE = 100_000  # edges of a kind that are looked at
 _SETTLED = 0.02  # noise that changes by a smaller part is kept
@@ -76,9 +77,7 @@ class ErrorModelEstimator:
         """width: of the Geman–McClure loss in standard deviations; inf for squares."""
         self._edges, self._used, self._width_sq = pose_edges, used, width**2
         self._given: Float | None = None
-        known = np.zeros(len(used), bool)
-        if edges.information.strides[0]:  # not the broadcast NaN of a graph without any
-            known = used & np.isfinite(edges.information).all((1, 2))
+        known = used & edges.has_information()
         if known.any():
             self._given = np.where(known[:, None, None], edges.information * edges.weight[:, None, None], 0.0)
         self._unknown = np.flatnonzero(used & ~known)
@@ -117,7 +116,7 @@ class ErrorModelEstimator:
             return 1.0
         square = np.empty(len(self._used))
         squared_errors(self._edges, state, self._given, square)
-        return max(1.0, float(np.median(square[self._used])) / _MEDIAN_CHI_SQ_6)
+        return max(1.0, float(np.median(square[self._used])) / MEDIAN_CHI_SQ_6)
 
 
 def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,10 +18,9 @@ from anchor3r.kernels import kernel
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.topology import Topology, topology_of
+from anchor3r.robust import SIGMA_PER_MAD
 
 AnyArray = NDArray[Any]
-
-_SIGMA_PER_MAD = 1.4826  # a Gaussian's standard deviation over its median absolute deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +117,7 @@ def estimate_trajectory(
         topology.frames, start, topology.i[window], topology.t[window],
         edges.rotation[window], edges.translation[window], *_kernel_arguments(config),
     )  # fmt: skip
-    poses = SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    poses = SE3.from_center(rotation, center)
     crossing = used & (track[topology.i] != track[topology.t])
     while crossing.any():
         poses = _join_two_tracks(edges, topology, crossing, poses, track, config)
@@ -336,4 +335,4 @@ def _median(values: AnyArray, scratch: AnyArray) -> float:
 
 @kernel
 def _mad_variance(values: AnyArray, center: float, scratch: AnyArray) -> float:
-    return (_SIGMA_PER_MAD * _median(np.abs(values - center), scratch)) ** 2
+    return (SIGMA_PER_MAD * _median(np.abs(values - center), scratch)) ** 2

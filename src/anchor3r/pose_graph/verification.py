@@ -250,7 +250,7 @@ def _condense(edges: Edges, topology: Topology, odometry: SE3, noise: Sigmas, co
         start, np.ascontiguousarray(votes.rotation), votes.center(), length, member, max_angle, max_relative,
         rotation, center, agreeing, middle, median_length,
     )  # fmt: skip
-    pose = SE3(rotation, -(rotation @ center[..., None])[..., 0])
+    pose = SE3.from_center(rotation, center)
     return _Events(group, np.diff(start), anchor[start[:-1]], middle, median_length, pose, agreeing)
 
 

@@ -179,7 +179,7 @@ class Map:
             "SELECT id, anchor, kind, edges, information FROM edge_groups "
             f"LEFT JOIN loops USING (event) {which} ORDER BY id"
         )
-        return MotionGraph.from_edges(rows.edges_from_groups(groups))
+        return MotionGraph(rows.edges_from_groups(groups))
 
     def loops(self) -> list[Loop]:
         """Loop events with their verdicts."""

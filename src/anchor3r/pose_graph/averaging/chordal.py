@@ -23,8 +23,8 @@ def chordal_initialisation(graph: MotionGraph) -> SE3:
     """Poses (F,) camera_from_world of the graph's frames, the identity at the first of every component."""
     edges = graph.edges
     rotation_weight, translation_weight = edges.weight, edges.weight
-    if graph.has_information:
-        known = np.isfinite(edges.information).all((1, 2))
+    known = edges.has_information()
+    if known.any():
         diagonal = np.einsum("mkk->mk", edges.information)
         rotation_weight = np.where(known, diagonal[:, :3].mean(1), 1.0) * edges.weight
         translation_weight = np.where(known, diagonal[:, 3:].mean(1), 1.0) * edges.weight
@@ -49,7 +49,7 @@ def chordal_poses(
     centers = Laplacian(topology).least_squares(translation_weight, -v)
     if centers is None:
         raise ValueError("the translation weights must be finite and not negative")
-    return SE3(rotations, -(rotations @ centers[..., None])[..., 0])
+    return SE3.from_center(rotations, centers)
 
 
 def _relaxed_rotations(

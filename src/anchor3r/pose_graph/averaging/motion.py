@@ -35,4 +35,4 @@ def average_motion(
         num_components=moved.num_components, cpu_seconds=turned.cpu_seconds + moved.cpu_seconds,
         details={"rotations": turned.as_dict(), "positions": moved.as_dict()},
     )  # fmt: skip
-    return SE3(rotation, -(rotation @ center[..., None])[..., 0]), report
+    return SE3.from_center(rotation, center), report

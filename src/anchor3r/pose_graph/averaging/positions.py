@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import Array
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
-from anchor3r.pose_graph.linalg.least_absolute import Solution, admm, interior_point
+from anchor3r.pose_graph.linalg.least_absolute import CertifiedSolution, admm, interior_point
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, topology_of
 
@@ -72,7 +72,7 @@ def average_positions(
     start = np.asarray(initial_centers, np.float64)
     deviation = start[topology.i] - start[topology.t] + moved
     if len(edges) == 0:
-        solution = Solution(start, Status.TRIVIAL, 0, 0.0, 0.0)
+        solution = CertifiedSolution(start, Status.TRIVIAL, 0, 0.0, 0.0)
     else:
         solve = interior_point if config.method == "exact" else admm
         solution = solve(

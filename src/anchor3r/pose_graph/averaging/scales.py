@@ -23,12 +23,11 @@ from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.linalg.step_solvers import ScaleTies
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, topology_of
+from anchor3r.robust import MEDIAN_OVER_MEAN, SIGMA_PER_MAD
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-_SIGMA_PER_MAD = 1.4826
-_MEDIAN_OVER_MEAN = 1.2533  # how much noisier a median is than a mean, for Gaussians
 _MEDIAN_CHI_SQ_1 = 0.4549
 _LEAST_SIGMA = 1e-4  # no ratio is known better
 _FEW = 5  # loops that do not tell anything about the walk
@@ -181,9 +180,9 @@ def _compare_windows(
         if common < 3:
             continue
         middle = np.median(ratios[:common])
-        spread = _SIGMA_PER_MAD * np.median(np.abs(ratios[:common] - middle))
+        spread = SIGMA_PER_MAD * np.median(np.abs(ratios[:common] - middle))
         a[count], b[count], value[count] = anchor[g], member[pivot], middle
-        sigma[count] = max(_MEDIAN_OVER_MEAN * spread / np.sqrt(common), _LEAST_SIGMA, floor[g])
+        sigma[count] = max(MEDIAN_OVER_MEAN * spread / np.sqrt(common), _LEAST_SIGMA, floor[g])
         count += 1
     # A handful of ratios tells its own spread badly: none is taken to be much better than the typical one.
     typical = np.median(sigma[:count]) if count else 1.0

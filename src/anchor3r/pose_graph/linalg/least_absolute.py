@@ -34,7 +34,7 @@ _SHRINKAGE = 3.0  # ADMM's first soft threshold, in medians of |r| at the start
 _ADMM_CHECK = 10  # iterations between certificates
 
 
-class Solution(NamedTuple):
+class CertifiedSolution(NamedTuple):
     """Values and what is known about them."""
 
     x: Float
@@ -62,7 +62,7 @@ class _Interior(NamedTuple):
 
 def interior_point(
     laplacian: Laplacian, b: Float, weight: Float, start: Float, *, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     """Solves every column of b (m, k) from start (F, k) to a relative gap; weight (m,) > 0."""
     columns = [
         _interior_column(laplacian, b[:, k].copy(), weight, start[:, k].copy(), gap, max_iterations)
@@ -71,12 +71,14 @@ def interior_point(
     cost, bound = sum(c.cost for c in columns), sum(c.gap * c.cost for c in columns)
     status = next((c.status for c in columns if c.status is not Status.CONVERGED), Status.CONVERGED)
     x = np.stack([column.x for column in columns], 1)
-    return Solution(x, status, sum(c.iterations for c in columns), cost, bound / cost if cost > 0 else 0.0)
+    return CertifiedSolution(
+        x, status, sum(c.iterations for c in columns), cost, bound / cost if cost > 0 else 0.0
+    )
 
 
 def _interior_column(
     laplacian: Laplacian, b: Float, weight: Float, x: Float, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     i, t = laplacian.topology.i, laplacian.topology.t
     zero = _ROUNDING * float(weight @ np.abs(b))
     point = _interior_start(b - x[i] + x[t], weight)
@@ -96,7 +98,7 @@ def _interior_column(
             iterations += 1
         else:
             status = Status.STALLED
-    return Solution(best, status, iterations, cost, _relative_gap(cost, lower, zero))
+    return CertifiedSolution(best, status, iterations, cost, _relative_gap(cost, lower, zero))
 
 
 def _relative_gap(cost: float, lower: float, zero: float) -> float:
@@ -219,7 +221,7 @@ def _certificate(
 
 def admm(
     laplacian: Laplacian, b: Float, weight: Float, start: Float, *, gap: float, max_iterations: int
-) -> Solution:
+) -> CertifiedSolution:
     """The paper's method, all columns at once; stops at the certified gap or when iterations run out."""
     i, t = laplacian.topology.i, laplacian.topology.t
     w, x = weight[:, None], start.copy()
@@ -242,7 +244,7 @@ def admm(
         status = Status.CONVERGED
     else:
         status = Status.MAX_ITERATIONS if factorised else Status.STALLED
-    return Solution(x, status, iterations, cost, _relative_gap(cost, lower, zero))
+    return CertifiedSolution(x, status, iterations, cost, _relative_gap(cost, lower, zero))
 
 
 def _admm_certificate(
