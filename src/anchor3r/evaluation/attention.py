@@ -1,4 +1,4 @@
-"""Where a network's queries look: the share of attention that each frame's queries pay to every other frame."""
+"""Where a network's queries look: the share of attention that each frame's queries pay to the others."""
 
 from __future__ import annotations
 

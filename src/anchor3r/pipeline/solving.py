@@ -18,26 +18,25 @@ from anchor3r.pipeline.settings import Method
 from anchor3r.pose_graph.averaging.motion import average_motion, average_motion_as_published
 from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
-from anchor3r.pose_graph.joint import RefineConfig, refine_poses
-from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.joint import RefineConfig, refine_poses, verify_graph
 from anchor3r.pose_graph.report import Report
 from anchor3r.pose_graph.topology import topology_of
-from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Reason, judge_events
+from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Verdict
 from anchor3r.store import Loop, LoopState
 from anchor3r.trajectory import Trajectory
 
 Int = NDArray[np.int64]
 Scale = Literal["fixed", "free"]
 _FIGURES = (
-    "num_edges", "num_agreeing", "supporters", "opponents",
-    "rotation_error_deg", "translation_error", "excess",
+    "num_edges", "num_agreeing", "supporters", "opponents", "way_frames",
+    "rotation_error_deg", "translation_error", "log_scale_error", "chi_square", "excess",
 )  # fmt: skip
 """Of a verdict, what goes into the map."""
 _STATES = {
-    Reason.SUPPORTED: LoopState.SUPPORTED,
-    Reason.FITS: LoopState.FITS,
-    Reason.SCATTERED: LoopState.SCATTERED,
-    Reason.CONTRADICTED: LoopState.CONTRADICTED,
+    Verdict.SUPPORTED: LoopState.SUPPORTED,
+    Verdict.FITS: LoopState.FITS,
+    Verdict.SCATTERED: LoopState.SCATTERED,
+    Verdict.CONTRADICTED: LoopState.CONTRADICTED,
 }
 """What the graph's verdicts mean for a loop; one that the user vouches for stays accepted by hand."""
 _TOLD = 5.0
@@ -93,14 +92,8 @@ def solve(
         measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
         scale = "free" if measured else "fixed"
     vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
-    solver = _SOLVERS[method]
-    found: dict[int, EventVerdict] = {}
-    while True:
-        solved = solver(edges, online, scale, vouched_groups)
-        halved = _collect(solved.verdicts, event_of, found)
-        if not halved:
-            break
-        edges = edges.select(~np.isin(event_of[edges.group], list(halved)))
+    solved = _SOLVERS[method](edges, online, scale, vouched_groups, event_of)
+    found = _by_event(solved.verdicts, event_of)
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
         taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
@@ -119,22 +112,13 @@ def solve(
     )
 
 
-def _collect(verdicts: EventVerdicts | None, event_of: Int, found: dict[int, EventVerdict]) -> set[int]:
-    """Notes each event's worst verdict; returns the events of which only a part was accepted."""
-    if verdicts is None:
-        return set()
-    accepted: set[int] = set()
-    worst_of: dict[int, EventVerdict] = {}
-    for k in range(len(verdicts)):
-        verdict = verdicts[k]
-        event = int(event_of[verdict.group])
-        if verdict.accepted:
-            accepted.add(event)
-        worst = worst_of.get(event)
-        if worst is None or (worst.accepted, -worst.excess) > (verdict.accepted, -verdict.excess):
-            worst_of[event] = verdict
-    found |= worst_of
-    return {event for event, verdict in worst_of.items() if event in accepted and not verdict.accepted}
+def _by_event(verdicts: EventVerdicts | None, event_of: Int) -> dict[int, EventVerdict]:
+    """The verdict on each event, with the figures of its first group."""
+    found: dict[int, EventVerdict] = {}
+    for k in range(0 if verdicts is None else len(verdicts)):
+        assert verdicts is not None
+        found.setdefault(int(event_of[verdicts.group[k]]), verdicts[k])
+    return found
 
 
 def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
@@ -142,38 +126,40 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     if verdict is None:
         return loop
     figures = {name: float(getattr(verdict, name)) for name in _FIGURES}
-    state = _STATES.get(verdict.reason, loop.state)
+    state = _STATES.get(verdict.verdict, loop.state)
     return replace(loop, state=state, figures={**loop.figures, **figures})
 
 
-def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
     graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     config = RefineConfig(scale=scale, scales=_expected_scales(edges))
-    refined, report = refine_poses(graph, start, config, vouched=vouched)
+    refined, report = refine_poses(graph, start, config, vouched=vouched, event_of_group=event_of)
     return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
 
 
-def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
-    """Rotations first, then positions: scales are averaged and loops verified before."""
+def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
+    """Rotations first, then positions: loops are verified and scales averaged before."""
+    config = RefineConfig(scale=scale, scales=_expected_scales(edges))
+    verdicts = None
+    if np.any(edges.kind == EdgeKind.LOOP):
+        verified, _ = verify_graph(
+            edges, topology_of(edges), config, vouched=vouched, event_of_group=event_of
+        )
+        verdicts = verified.verdicts
+        cut = np.isin(edges.group, verdicts.rejected_groups())
+        edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
     if scale == "free":
-        log_scale, _ = average_scales(MotionGraph(edges), _expected_scales(edges))
+        log_scale, _ = average_scales(MotionGraph(edges), config.scales)
         edges = in_one_scale(edges, log_scale, topology)
-    verdicts = None
-    if np.any(edges.kind == EdgeKind.LOOP):
-        odometry = estimate_trajectory(edges, topology=topology)
-        verdicts, _ = judge_events(edges, odometry, topology=topology, vouched=vouched)
-        cut = np.isin(edges.group, verdicts.rejected_groups())
-        edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
-        topology = topology_of(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
     poses, report = average_motion(edges, start, topology=topology)
     return _Solved(poses, log_scale, verdicts, report)
 
 
-def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int) -> _Solved:
+def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
     """Algorithm 2 of the paper: every edge of every loop takes part, in one scale."""
     if scale == "free":
         raise Anchor3RError(

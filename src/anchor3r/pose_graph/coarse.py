@@ -1,38 +1,41 @@
 """The motion graph from afar: one node every few frames, joined by odometry and by loop events.
 
-Odometry is rigid enough between neighbouring nodes that a loop event may be hung onto the nearest
-ones. The graph is small, so that loops of any length are closed on it from scratch: chordal start, then
-robust Gauss–Newton. The frames between nodes follow. n frames, c nodes, q neighbours, k events.
+Odometry is rigid enough between neighbouring nodes that a loop event may be hung onto the nearest ones. The
+graph is small, so that loops of any length are closed on it from scratch: chordal start, then Gauss–Newton,
+in similarities where the scale is free. The frames between nodes follow. n frames, c nodes, q neighbours,
+k events.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3
+from anchor3r.geometry import SE3, so3_exp, so3_log
 from anchor3r.pose_graph.averaging.chordal import chordal_poses
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem, minimise
-from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, Structure
-from anchor3r.pose_graph.noise import MEDIAN_CHI_SQ_6
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, ScaleTies, Structure
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from anchor3r.pose_graph.topology import Topology, components_of
 
-Float = NDArray[np.float64]
+Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
 
-_WIDTH_SQ = 49.0  # of the Geman–McClure loss
 _MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-3
 
 
 class Sigmas(NamedTuple):
-    """Standard deviations about and along each axis."""
+    """Standard deviations about and along each axis, and of the log scale."""
 
-    rotation_rad: NDArray[np.floating]
-    distance: NDArray[np.floating]
+    rotation_rad: Float
+    distance: Float
+    log_scale: Float
+
+    def select(self, which: NDArray[Any]) -> Sigmas:
+        return Sigmas(*(sigma[which] for sigma in self))
 
 
 class CoarseGraph(NamedTuple):
@@ -48,12 +51,46 @@ class CoarseGraph(NamedTuple):
     """(q,)"""
 
 
-class Claims(NamedTuple):
-    """What k loop events claim: seen from frame `match`, frame `anchor` is at `pose` (odometry's world)."""
+class Corrections(NamedTuple):
+    """Similarities x -> exp(log_scale) rotation (x - source) + target of one world; k of them."""
 
-    match: Int
-    anchor: Int
-    pose: SE3
+    rotation: Float
+    """(k, 3, 3)"""
+    source: Float
+    """(k, 3)"""
+    target: Float
+    """(k, 3)"""
+    log_scale: Float
+    """(k,)"""
+
+    def apply(self, points: Float) -> Float:
+        """Points (k, 3), one by each."""
+        turned = np.einsum("kij,kj->ki", self.rotation, points - self.source)
+        return np.exp(self.log_scale)[:, None] * turned + self.target
+
+    def inverse(self) -> Corrections:
+        return Corrections(np.swapaxes(self.rotation, 1, 2), self.target, self.source, -self.log_scale)
+
+    def select(self, which: NDArray[Any]) -> Corrections:
+        return Corrections(*(column[which] for column in self))
+
+
+class Claims(NamedTuple):
+    """What k loop events claim: frame `late`, seen from around frame `early`, is corrected so."""
+
+    early: Int
+    late: Int
+    correction: Corrections
+    """of the odometry around the late frame, to agree with the odometry around the early one"""
+
+
+class Closed(NamedTuple):
+    """Odometry after loops have been closed."""
+
+    poses: SE3
+    """(n,) camera_from_world"""
+    log_scale: Float
+    """(n,) how much larger everything around a frame has become"""
 
 
 def make_coarse_graph(edges: Edges, topology: Topology, coarse_frames: int) -> CoarseGraph:
@@ -70,65 +107,67 @@ def make_coarse_graph(edges: Edges, topology: Topology, coarse_frames: int) -> C
 
 
 def close_loops(
-    coarse: CoarseGraph, odometry: SE3, claims: Claims, odometry_sigmas: Sigmas, claim_sigmas: Sigmas
-) -> SE3:
-    """Poses (n,) of all frames that agree with odometry (sigmas of q steps) and claims (sigmas of k) best."""
-    if len(claims.match) == 0:
-        return odometry
+    coarse: CoarseGraph,
+    odometry: SE3,
+    claims: Claims,
+    step_sigmas: Sigmas,
+    claim_sigmas: Sigmas,
+    *,
+    is_free: bool = False,
+) -> Closed:
+    """All frames where they agree best with odometry (sigmas of q steps) and claims (sigmas of k)."""
+    if len(claims.early) == 0:
+        return Closed(odometry, np.zeros(len(odometry)))
     at_nodes = odometry[coarse.row]
-    steps = at_nodes[coarse.earlier] @ at_nodes[coarse.later].inverse()
-    node_t = coarse.node[claims.anchor]
-    claimed = at_nodes[node_t] @ odometry[claims.anchor].inverse() @ claims.pose
-    loops = at_nodes[coarse.node[claims.match]] @ claimed.inverse()
-    i = np.concatenate([coarse.earlier, coarse.node[claims.match]])
-    t = np.concatenate([coarse.later, node_t])
-    sigmas = [np.concatenate(pair) for pair in zip(odometry_sigmas, claim_sigmas, strict=True)]
+    node_early, node_late = coarse.node[claims.early], coarse.node[claims.late]
+    # The late node, moved along with the late frame.
+    center = claims.correction.apply(at_nodes.center()[node_late])
+    rotation = at_nodes.rotation[node_late] @ np.swapaxes(claims.correction.rotation, 1, 2)
+    loops = SE3.from_center(rotation, center) @ at_nodes[node_early].inverse()
+    steps = at_nodes[coarse.later] @ at_nodes[coarse.earlier].inverse()
+    i, t = np.concatenate([coarse.later, node_late]), np.concatenate([coarse.earlier, node_early])
     keep = i != t
-    kind = np.repeat([EdgeKind.WINDOW, EdgeKind.LOOP], [len(coarse.earlier), len(node_t)])
-    information = np.stack([sigma**-2.0 for sigma in sigmas], -1)[keep].astype(np.float64)
+    rotation_sigma, distance_sigma, scale_sigma = (
+        np.concatenate(pair)[keep] for pair in zip(step_sigmas, claim_sigmas, strict=True)
+    )
     edges = PoseEdges(
         i[keep], t[keep],
         np.concatenate([steps.rotation, loops.rotation])[keep],
         np.concatenate([steps.translation, loops.translation])[keep],
     )  # fmt: skip
-    solved = _solve(edges, information, kind[keep] == EdgeKind.LOOP, at_nodes)
-    return _follow(coarse, odometry, solved)
+    ties = NO_TIES
+    if is_free:
+        grown = np.concatenate([np.zeros(len(coarse.later)), claims.correction.log_scale])[keep]
+        ties = ScaleTies(
+            edges.i.astype(np.int64),
+            edges.t.astype(np.int64),
+            grown.astype(np.float64),
+            scale_sigma.astype(np.float64) ** -2.0,
+        )
+    information = np.stack([rotation_sigma**-2.0, distance_sigma**-2.0], -1).astype(np.float64)
+    return _follow(coarse, odometry, _solve(edges, ties, information, at_nodes, is_free))
 
 
-def _solve(edges: PoseEdges, information: Float, is_loop: NDArray[np.bool_], start: SE3) -> SE3:
-    """Poses of the nodes."""
+def _solve(
+    edges: PoseEdges, ties: ScaleTies, information: NDArray[np.float64], start: SE3, is_free: bool
+) -> PoseState:
+    """Poses and scales of the nodes, the first of each component where odometry has it."""
     i, t = edges.i.astype(np.int64), edges.t.astype(np.int64)
     topology = Topology(np.arange(len(start)), i, t, *components_of(len(start), i, t))
     chordal = chordal_poses(topology, edges.rotation, edges.translation, information[:, 0], information[:, 1])
-    state = PoseState.of(chordal)
-
-    inflations = [np.inf]
-
-    def reestimate(state: PoseState) -> ErrorModel | None:
-        """Loops count for less while they are still far from closed."""
-        square = np.empty(len(edges.i))
-        squared_errors(edges, state, information, square)
-        inflation = max(1.0, float(np.median(square[is_loop])) / MEDIAN_CHI_SQ_6) if is_loop.any() else 1.0
-        if abs(inflation - inflations[-1]) <= 0.1 * inflations[-1] < np.inf:
-            return None
-        inflations.append(inflation)
-        return ErrorModel(information * np.where(is_loop, 1 / inflation, 1.0)[:, None], _WIDTH_SQ)
-
-    errors = reestimate(state)
-    assert errors is not None
+    gauge = topology.gauge[topology.component]
     used = np.ones(len(edges.i), bool)
     state, _ = minimise(
-        PoseProblem(edges, used, NO_TIES, topology.gauge, False), state, errors, reestimate,
-        DirectSolver(Structure(edges, NO_TIES, used, len(start), 6)),
+        PoseProblem(edges, used, ties, topology.gauge, is_free),
+        PoseState.of(chordal @ chordal[gauge].inverse() @ start[gauge]),
+        ErrorModel(information, np.inf), lambda _: None,
+        DirectSolver(Structure(edges, ties, used, len(start), 7 if is_free else 6)),
         max_iterations=_MAX_ITERATIONS, relative_tolerance=_RELATIVE_TOLERANCE,
     )  # fmt: skip
-    solved = state.poses()
-    # The first node of each component is back where odometry has it.
-    gauge = topology.gauge[topology.component]
-    return solved @ solved[gauge].inverse() @ start[gauge]
+    return state
 
 
-def _follow(coarse: CoarseGraph, odometry: SE3, solved: SE3) -> SE3:
+def _follow(coarse: CoarseGraph, odometry: SE3, solved: PoseState) -> Closed:
     """Frames between two nodes of a track move with both, more with the nearer one."""
     n = len(odometry)
     following = np.arange(len(coarse.row))
@@ -136,7 +175,17 @@ def _follow(coarse: CoarseGraph, odometry: SE3, solved: SE3) -> SE3:
     here, there = coarse.node, following[coarse.node]
     span = np.maximum(coarse.row[there] - coarse.row[here], 1)
     part = np.clip((np.arange(n) - coarse.row[here]) / span, 0, 1)
-    old = odometry[coarse.row]
-    first = odometry @ (old[here].inverse() @ solved[here])
-    second = odometry @ (old[there].inverse() @ solved[there])
-    return first @ SE3.exp(part[:, None] * (first.inverse() @ second).log())
+    old, center = odometry[coarse.row], odometry.center()
+    old_center = old.center()
+    turn = np.swapaxes(solved.rotation, 1, 2) @ old.rotation  # of the world, around each node
+    first, second = (
+        np.exp(solved.log_scale[node])[:, None]
+        * np.einsum("nij,nj->ni", turn[node], center - old_center[node])
+        + solved.center[node]
+        for node in (here, there)
+    )
+    between = so3_exp(part[:, None] * so3_log(turn[there] @ np.swapaxes(turn[here], 1, 2)))
+    rotation = odometry.rotation @ np.swapaxes(between @ turn[here], 1, 2)
+    log_scale = (1 - part) * solved.log_scale[here] + part * solved.log_scale[there]
+    moved = (1 - part)[:, None] * first + part[:, None] * second
+    return Closed(SE3.from_center(rotation, moved), log_scale)

@@ -37,10 +37,15 @@ from anchor3r.pose_graph.linalg.step_solvers import (
 )
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
-from anchor3r.pose_graph.verification import EventConfig, EventVerdicts, judge_events
+from anchor3r.pose_graph.verification import (
+    EventVerdicts,
+    Verification,
+    VerificationConfig,
+    verify_loops,
+)
 
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
@@ -69,7 +74,7 @@ class RefineConfig:
     """Of conjugate gradients, relative to the gradient."""
     inner_iterations: int = 100
     """Of conjugate gradients, at most in a step."""
-    events: EventConfig = EventConfig()
+    verification: VerificationConfig = VerificationConfig()
     """How loop events are judged."""
     scales: ScaleConfig = ScaleConfig()
     """How scales are averaged where they are free."""
@@ -106,13 +111,17 @@ def refine_poses(
     *,
     odometry: SE3 | None = None,
     vouched: NDArray[np.int64] = _NOBODY,
+    event_of_group: NDArray[np.int64] | None = None,
 ) -> tuple[RefinedPoses, Report]:
     """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
 
     odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and scales are fixed.
     vouched: groups of loop events that are accepted without being judged.
-    With "gm" the start is `initial` or the odometry with its accepted loops closed, whichever costs less;
-    with "none" both `initial` and the chordal start are tried, unless one is far worse.
+    event_of_group: loop event of each group; those of one event are accepted or cut together. None: one each,
+    and events of too few edges to agree with themselves are left to the loss.
+    With "gm" the start is the odometry with its accepted loops closed; where events are left to the loss it
+    is that, `initial` or the chordal start, whichever costs least; without loops it is `initial`. With "none"
+    both `initial` and the chordal start are tried, unless one is far worse.
     """
     stopwatch = Stopwatch()
     edges = graph.edges
@@ -125,29 +134,35 @@ def refine_poses(
             status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
             num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
         )  # fmt: skip
-    log_scale, ties = _initial_scales(graph, topology, config)
-    refinement = _Refinement(edges, topology, ties, config)
-    starts, verdicts = [initial], None
-    if config.loss == "none":
-        starts = [initial, chordal_initialisation(graph)]
-    elif np.any(edges.kind == EdgeKind.LOOP):
-        metric_edges = in_one_scale(edges, log_scale, topology) if config.scale == "free" else edges
-        if odometry is None or config.scale == "free":
-            odometry = estimate_trajectory(metric_edges, topology=topology)
-        is_lone = _is_lone(edges)
-        judged = metric_edges.select(~is_lone) if is_lone.any() else metric_edges
-        verdicts, closed = judge_events(
-            judged, odometry, config.events, topology=topology.restricted(~is_lone), vouched=vouched
+    verified, log_scale, is_lone = None, np.zeros(n), np.zeros(len(edges), bool)
+    is_loop = edges.kind == EdgeKind.LOOP
+    if config.loss == "gm" and event_of_group is None:
+        is_lone = is_loop & _is_small(edges)
+    if config.loss == "gm" and np.any(is_loop & ~is_lone):
+        verified, log_scale = verify_graph(
+            edges,
+            topology,
+            config,
+            is_lone,
+            odometry=odometry,
+            vouched=vouched,
+            event_of_group=event_of_group,
         )
-        refinement.cut(verdicts.rejected_groups())
-        # An open loop may cost less than one that is closed against the odometry.
-        starts = [closed] if len(vouched) else [initial, closed]
-        if is_lone.any():
-            starts.append(chordal_initialisation(graph))
-    state, outcome = refinement.run([PoseState.of(start, log_scale) for start in starts])
-    if verdicts is not None:
-        verdicts, state, outcome = _judge_again(refinement, verdicts, vouched, state, outcome)
+        edges = _as_verified(edges, verified)
+    averaged, ties = _averaged_scales(edges, topology, config)
+    starts = []
+    if verified is None or is_lone.any():
+        starts.append(PoseState.of(initial, averaged))
+    if verified is not None:
+        starts.append(PoseState.of(verified.closed.poses, log_scale + verified.closed.log_scale))
+    if config.loss == "none" or is_lone.any():
+        starts.append(PoseState.of(chordal_initialisation(graph), averaged))
+    refinement = _Refinement(
+        edges, topology, ties, config, 1.0 if verified is None else verified.window_inflation
+    )
+    state, outcome = refinement.run(starts)
     state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    verdicts = None if verified is None else verified.verdicts
     return RefinedPoses(state.poses(), state.log_scale, verdicts), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
@@ -156,27 +171,46 @@ def refine_poses(
     )  # fmt: skip
 
 
-def _is_lone(edges: Edges) -> NDArray[np.bool_]:
-    """(m,) loop edges whose event has too few edges to agree with itself: the loss alone judges them."""
-    is_loop = edges.kind == EdgeKind.LOOP
-    return is_loop & (np.bincount(edges.group[is_loop], minlength=edges.group.max() + 1) < _FEW)[edges.group]
+def _is_small(edges: Edges) -> NDArray[np.bool_]:
+    """(m,) whether the edge's group has too few edges to agree with itself."""
+    return (np.bincount(edges.group) < _FEW)[edges.group]
 
 
-def _judge_again(
-    refinement: _Refinement,
-    verdicts: EventVerdicts,
-    vouched: NDArray[np.int64],
-    state: PoseState,
-    outcome: Outcome,
-) -> tuple[EventVerdicts, PoseState, Outcome]:
-    """Cuts events that the refined map contradicts, and goes on without them."""
-    judged = verdicts.group[verdicts.accepted]
-    contradicted = refinement.contradicted(judged[~np.isin(judged, vouched)], state)
-    if len(contradicted) == 0:
-        return verdicts, state, outcome
-    refinement.cut(contradicted)
-    state, outcome = refinement.run([state])
-    return verdicts.without(contradicted), state, outcome
+def verify_graph(
+    edges: Edges,
+    topology: Topology,
+    config: RefineConfig = _DEFAULT,
+    left_out: NDArray[np.bool_] | None = None,
+    *,
+    odometry: SE3 | None = None,
+    vouched: NDArray[np.int64] = _NOBODY,
+    event_of_group: NDArray[np.int64] | None = None,
+) -> tuple[Verification, NDArray[np.float64]]:
+    """Loops verified against odometry, and the log scale (n,) that windows alone give the frames.
+
+    left_out: (m,) edges that take no part.
+    """
+    is_free = config.scale == "free"
+    log_scale = np.zeros(len(topology.frames))
+    if is_free:
+        windows = replace(edges, weight=np.where(edges.kind == EdgeKind.LOOP, 0.0, edges.weight))
+        log_scale, _ = average_scales(MotionGraph(windows), config.scales)
+        edges = in_one_scale(edges, log_scale, topology)
+    if odometry is None or is_free:
+        odometry = estimate_trajectory(edges, topology=topology)
+    if left_out is not None and left_out.any():
+        edges, topology = edges.select(~left_out), topology.restricted(~left_out)
+    return verify_loops(
+        edges, odometry, config.verification, topology=topology, event_of_group=event_of_group,
+        given=vouched, is_free=is_free,
+    ), log_scale  # fmt: skip
+
+
+def _as_verified(edges: Edges, verified: Verification) -> Edges:
+    """Without the groups that were rejected, and with less weight on those that scatter."""
+    factor = np.ones(int(edges.group.max()) + 1)
+    factor[verified.verdicts.group] = verified.verdicts.accepted / verified.group_inflation
+    return replace(edges, weight=edges.weight * factor[edges.group])
 
 
 def _back_in_gauge(state: PoseState, start: PoseState, topology: Topology) -> PoseState:
@@ -190,33 +224,36 @@ def _back_in_gauge(state: PoseState, start: PoseState, topology: Topology) -> Po
     )
 
 
-def _initial_scales(
-    graph: MotionGraph, topology: Topology, config: RefineConfig
+def _averaged_scales(
+    edges: Edges, topology: Topology, config: RefineConfig
 ) -> tuple[NDArray[np.float64], ScaleTies]:
+    """log_scale (n,) and what ties the scales of neighbouring frames; nothing where they are fixed."""
     if config.scale == "fixed":
         return np.zeros(len(topology.frames)), NO_TIES
-    log_scale, report = average_scales(graph, config.scales)
+    log_scale, report = average_scales(MotionGraph(edges), config.scales)
     walk = walk_ties(topology, expected_walk(log_scale, report))
-    return log_scale, joined(carried_ties(graph.edges, topology), walk)
+    return log_scale, joined(carried_ties(edges, topology), walk)
 
 
 class _Refinement:
     """One graph's problem: which edges take part, with which noise, how it is solved."""
 
-    def __init__(self, edges: Edges, topology: Topology, ties: ScaleTies, config: RefineConfig) -> None:
+    def __init__(
+        self,
+        edges: Edges,
+        topology: Topology,
+        ties: ScaleTies,
+        config: RefineConfig,
+        window_inflation: float,
+    ) -> None:
         self._edges, self._ties, self._config = edges, ties, config
+        self._window_inflation = window_inflation
         self.topology = topology
         """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
             topology.i.astype(np.int32), topology.t.astype(np.int32), edges.rotation, edges.translation
         )
         self._used = edges.weight > 0
-
-    def cut(self, groups: NDArray[np.int64]) -> None:
-        """Leaves all edges of some groups out."""
-        is_cut = np.zeros(int(self._edges.group.max()) + 1, bool)
-        is_cut[groups] = True
-        self._used = self._used & ~is_cut[self._edges.group]
 
     def run(self, starts: list[PoseState]) -> tuple[PoseState, Outcome]:
         """Minimises from the start that costs least; if there are no outliers, from the next ones too."""
@@ -230,8 +267,9 @@ class _Refinement:
         solver = self._solver(problem)
         width = config.width if config.loss == "gm" else np.inf
         self._estimator = estimator = ErrorModelEstimator(
-            self._edges, self._pose_edges, self._used, width=width
-        )
+            self._edges, self._pose_edges, self._used, width=width,
+            window_inflation=self._window_inflation,
+        )  # fmt: skip
         errors, tolerance = estimator.estimate(starts[-1]), config.relative_tolerance
         costs = [cost_at(problem, start, errors) for start in starts]
         order = np.argsort(np.nan_to_num(costs, nan=np.inf), kind="stable")
@@ -253,15 +291,6 @@ class _Refinement:
         assert best is not None
         return best
 
-    def contradicted(self, groups: NDArray[np.int64], state: PoseState) -> NDArray[np.int64]:
-        """Those of the groups whose edges have for the most part lost their weight."""
-        square = np.empty(len(self._used))
-        squared_errors(self._pose_edges, state, self._estimator.information(), square)
-        lost = np.where(square > self._config.width**2, 1.0, -1.0)
-        size = int(self._edges.group.max()) + 1
-        balance = np.bincount(self._edges.group[self._used], lost[self._used], size)
-        return groups[balance[groups] > 0]
-
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
         noise = self._estimator.noise
@@ -271,7 +300,11 @@ class _Refinement:
             "translation_noise": {k.name.lower(): noise.translation[k] for k in kinds},
         }
         if verdicts is not None:
-            details |= {"events": len(verdicts), "events_cut": int((~verdicts.accepted).sum())}
+            details |= {
+                "events": len(verdicts),
+                "events_cut": int((~verdicts.accepted).sum()),
+                "window_inflation": self._window_inflation,
+            }
         return details
 
     def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:

@@ -73,13 +73,27 @@ class NoiseModel:
 class ErrorModelEstimator:
     """Tells `minimise` the information of all edges at a state, and how wide the loss is."""
 
-    def __init__(self, edges: Edges, pose_edges: PoseEdges, used: NDArray[np.bool_], *, width: float) -> None:
-        """width: of the Geman–McClure loss in standard deviations; inf for squares."""
+    def __init__(
+        self,
+        edges: Edges,
+        pose_edges: PoseEdges,
+        used: NDArray[np.bool_],
+        *,
+        width: float,
+        window_inflation: float = 1.0,
+    ) -> None:
+        """width: of the Geman–McClure loss in standard deviations; inf for squares.
+
+        window_inflation: how many times larger the variance of window edges is than what is given or
+        measured, as they share errors.
+        """
         self._edges, self._used, self._width_sq = pose_edges, used, width**2
         self._given: Float | None = None
         known = used & edges.has_information()
+        self._deflation = np.where(edges.kind == EdgeKind.WINDOW, 1 / window_inflation, 1.0)
         if known.any():
-            self._given = np.where(known[:, None, None], edges.information * edges.weight[:, None, None], 0.0)
+            weight = edges.weight * self._deflation
+            self._given = np.where(known[:, None, None], edges.information * weight[:, None, None], 0.0)
         self._unknown = np.flatnonzero(used & ~known)
         self.noise = NoiseModel(edges, pose_edges, used & ~known)
         self._inflation = np.inf
@@ -98,7 +112,7 @@ class ErrorModelEstimator:
     def _update(self, state: PoseState) -> bool:
         changed = self.noise.measure(state)
         if changed and self._given is not None:
-            measured = self.noise.information()[self._unknown]
+            measured = self._measured()[self._unknown]
             for axis in range(6):
                 self._given[self._unknown, axis, axis] = measured[:, axis // 3]
         inflation = self._inflation_of(state)
@@ -108,7 +122,11 @@ class ErrorModelEstimator:
 
     def information(self) -> Float:
         """(m, 2), or (m, 6, 6) if any edge came with a matrix."""
-        return self.noise.information() if self._given is None else self._given
+        return self._measured() if self._given is None else self._given
+
+    def _measured(self) -> Float:
+        """(m, 2)"""
+        return self.noise.information() * self._deflation[:, None]
 
     def _inflation_of(self, state: PoseState) -> float:
         """How many times larger squared errors are than given matrices promise; at least 1."""

@@ -1,283 +1,403 @@
-"""Which loop events to believe, decided before anything is solved with them.
+"""Which loop events are right: decided once, by the χ² of each against the map without it.
 
-A false loop agrees with itself, so its own edges do not give it away. Two things do. Where a street is driven
-again, neighbouring events tell of the same correction to the odometry; one that tells of another is alone.
-And events that others support, solved together on a coarse graph, predict what every remaining event should
-have measured, as precisely as odometry allows over the way to the nearest believed event. An event is
-believed or cut as a whole, and every verdict comes with the figures that led to it.
+A false loop agrees with itself, so its own edges do not give it away. Three things do, in one statistic, the
+squared misclosure (rotation, position, log scale) in the metric of its covariance. Neighbouring events of one
+revisit measure the same correction to the odometry; those that do form a revisit and stand or fall
+together. A revisit has to fit what odometry may have drifted by over the shortest way around the loop
+(`drift`), which leads through revisits that are closed already. The shortest ways, where odometry predicts
+the most, are decided first, and revisits of a single event after all others; so an event is always compared
+with the sharpest prediction that there is without it, and many loops in one part of the map say nothing
+about a part that they do not reach.
 
-Shapes: n frames (rows), m edges, k events, c nodes of the coarse graph.
+How far odometry really drifts is known from the graph up to a factor. Closed revisits tell it better (the
+variance factor a posteriori), and so the revisits with the most events go first among equal ways. Since
+variances are themselves known from few measurements, the limit is a quantile of Fisher's distribution.
+
+Shapes: n frames (rows), m edges, g groups of loop edges, k events.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.special import digamma
+from scipy.stats import chi2, f
 
-from anchor3r.geometry import SE3, rotation_angle
+from anchor3r.geometry import SE3, so3_exp, so3_log
 from anchor3r.kernels import kernel
-from anchor3r.pose_graph.coarse import Claims, CoarseGraph, Sigmas, close_loops, make_coarse_graph
+from anchor3r.pose_graph.coarse import (
+    Claims,
+    Closed,
+    CoarseGraph,
+    Corrections,
+    Sigmas,
+    close_loops,
+    make_coarse_graph,
+)
+from anchor3r.pose_graph.drift import WayFinder, WindowNoise, independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
-from anchor3r.pose_graph.noise import NoiseModel
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from anchor3r.pose_graph.topology import Topology, topology_of
 
-Float = NDArray[np.floating]
+Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
+Bool = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventConfig:
-    """How much disagreement an honest measurement may show."""
+class VerificationConfig:
+    """How improbable a misclosure has to be, and what counts as one revisit."""
 
-    rotation_drift_rad: float = float(np.radians(0.02))
-    """Odometry turns wrongly by up to this a frame, in the long run."""
-    translation_drift: float = 0.02
-    """Odometry's way is wrong by up to this part of its length, in the long run."""
-    tolerance: float = 4.0
-    """Disagreement beyond so many times what is expected is a contradiction."""
+    significance: float = 1e-3
+    """An event is cut if a right one would be off by as much with this probability at most."""
+    known_revisits: float = 1.5
+    """How well the variances of drift and events are known: as well as the misclosures of so many revisits
+    would tell them."""
     neighbour_frames: int = 50
-    """Events whose anchors and whose members are at most so far apart tell of the same correction."""
+    """Events whose ends are at most so far apart, both of them, may belong to one revisit."""
     coarse_frames: int = 10
-    """Frames that a node of the coarse graph stands for."""
+    """Frames between nodes of the coarse graph."""
 
     def __post_init__(self) -> None:
-        if not (min(self.rotation_drift_rad, self.translation_drift) >= 0 and self.tolerance > 0):
-            raise ValueError(f"drift must not be negative, tolerance positive: {self}")
+        if not (0 < self.significance < 1 and self.known_revisits > 0):
+            raise ValueError(f"significance is a probability, known_revisits must be positive: {self}")
         if self.neighbour_frames < 0 or self.coarse_frames < 1:
             raise ValueError(f"neighbour_frames must not be negative, coarse_frames at least 1: {self}")
 
 
-_DEFAULT = EventConfig()
-_NOBODY: Int = np.empty(0, np.int64)
-_LEAST_NOISE = np.array([np.radians(0.01), 1e-3])  # of a graph that is exact, or has no windows
-_ROT, _TRA = slice(0, 3), slice(3, 6)  # of an information matrix
-_SPREAD = 2.5  # length of the difference of two 3-vectors of unit Gaussians, as a standard deviation
+_DEFAULT = VerificationConfig()
+_NO_GROUPS: Int = np.empty(0, np.int64)
+_NO_WAYS: Float = np.empty(0)
+_BATCH = 2.0  # revisits whose ways and numbers of events differ by at most this factor are decided together
+_LEAST_FACTOR = 0.01  # of the drift's variance, whatever closed loops say
+_FEW = 5  # pairs of neighbouring events that say nothing about the noise of events
+_LEAST_SCALE_SIGMA = 1e-3
+_NO_SCALE_SIGMA = 1e3  # of an event that does not tell its scale
 
 
-class Reason(StrEnum):
-    """Why an event was believed or cut."""
+class Verdict(StrEnum):
+    """What became of an event, and why."""
 
-    SUPPORTED = "neighbouring events and the map agree"
-    FITS = "no neighbour, but the map agrees"
-    SCATTERED = "its own edges disagree"
-    CONTRADICTED = "the map contradicts it"
-    VOUCHED = "somebody vouches for it"
+    SUPPORTED = "supported"
+    """Accepted: neighbouring events measure the same, and the map agrees."""
+    FITS = "fits"
+    """Accepted: no neighbour, but the map agrees."""
+    SCATTERED = "scattered"
+    """Rejected: its own edges disagree."""
+    CONTRADICTED = "contradicted"
+    """Rejected: the map without it contradicts it."""
+    GIVEN = "given"
+    """Accepted: it was not to be judged."""
+
+    @property
+    def is_accepted(self) -> bool:
+        return self in (Verdict.SUPPORTED, Verdict.FITS, Verdict.GIVEN)
+
+
+_VERDICTS = list(Verdict)
 
 
 @dataclass(frozen=True)
 class EventVerdict:
-    """The verdict on one loop event."""
+    """The verdict on one loop event, as it stands for each of its groups."""
 
     group: int
     anchor: int
     """frame"""
     match: int
-    """frame in the middle of its members"""
-    accepted: bool
-    reason: Reason
+    """frame in the middle of the group's members"""
+    verdict: Verdict
     num_edges: int
     num_agreeing: int
-    """edges of the event that agree with each other"""
+    """edges of the group that agree with each other"""
     supporters: int
-    """neighbouring events that tell of the same correction"""
+    """neighbouring events that measure the same correction"""
     opponents: int
-    """neighbouring events that tell of another"""
+    """neighbouring events that measure another"""
+    way_frames: float
+    """frames of odometry on the shortest way around the loop without this revisit"""
     rotation_error_deg: float
-    """between the event and the map"""
+    """between the event and the map without its revisit"""
     translation_error: float
-    """between the event and the map, in the map's scale"""
+    """the same, in the map's scale"""
+    log_scale_error: float
+    """the same; 0 where scales are fixed"""
+    chi_square: float
+    """of these errors"""
     excess: float
-    """the error over what is allowed; at most 1 if accepted"""
+    """root of the χ² over its limit; at most 1 if accepted"""
+
+    @property
+    def accepted(self) -> bool:
+        return self.verdict.is_accepted
 
 
 @dataclass(frozen=True)
 class EventVerdicts:
-    """All verdicts in columns, by group; k events."""
+    """All verdicts in columns, by group (g,)."""
 
     group: Int
     anchor: Int
     match: Int
-    accepted: NDArray[np.bool_]
-    reason: NDArray[np.int8]
-    """(k,) place in list(Reason)"""
+    verdict: NDArray[np.int8]
+    """(g,) place in list(Verdict)"""
     num_edges: Int
     num_agreeing: Int
     supporters: Int
     opponents: Int
+    way_frames: Float
     rotation_error_deg: Float
     translation_error: Float
+    log_scale_error: Float
+    chi_square: Float
     excess: Float
 
     def __len__(self) -> int:
         return len(self.group)
 
     def __getitem__(self, k: int) -> EventVerdict:
-        reason = list(Reason)[self.reason[k]]
         columns = {f.name: getattr(self, f.name)[k].item() for f in fields(self)}
-        return EventVerdict(**(columns | {"reason": reason}))
+        return EventVerdict(**(columns | {"verdict": _VERDICTS[self.verdict[k]]}))
+
+    @property
+    def accepted(self) -> Bool:
+        """(g,)"""
+        return np.array([verdict.is_accepted for verdict in _VERDICTS])[self.verdict]
 
     def rejected_groups(self) -> Int:
         return self.group[~self.accepted]
 
-    def without(self, groups: Int) -> EventVerdicts:
-        """The same, with some more groups cut because the refined map contradicts them."""
-        cut = np.isin(self.group, groups)
-        return replace(
-            self,
-            accepted=self.accepted & ~cut,
-            reason=np.where(cut, np.int8(_place(Reason.CONTRADICTED)), self.reason),
-        )
+
+class Verification(NamedTuple):
+    """What was decided, and what it says of the noise."""
+
+    verdicts: EventVerdicts
+    closed: Closed
+    """the odometry with all accepted events closed"""
+    window_inflation: float
+    """How many times larger the variance of window edges is than if their errors were independent, over the
+    ways that loops close and relative to that of loop edges; at least 1"""
+    group_inflation: Float
+    """(g,) variance of each group's edges over that of the typical group; at least 1"""
 
 
-class _Events(NamedTuple):
-    """Loop events condensed: where each puts its anchor, in the world of the odometry."""
-
-    group: Int
-    """(k,)"""
-    num_edges: Int
-    anchor: Int
-    """(k,) row"""
-    match: Int
-    """(k,) row in the middle of the members"""
-    length: Float
-    """(k,) median length of the edges"""
-    pose: SE3
-    """(k,) camera_from_world of the anchor"""
-    agreeing: Int
-    """(k,) edges that tell of this pose"""
-
-
-def judge_events(
+def verify_loops(
     edges: Edges,
     odometry: SE3,
-    config: EventConfig = _DEFAULT,
+    config: VerificationConfig = _DEFAULT,
     *,
     topology: Topology | None = None,
-    vouched: Int = _NOBODY,
-) -> tuple[EventVerdicts, SE3]:
-    """Verdicts on all loop events, and poses (n,) of all frames that close the believed loops.
+    event_of_group: Int | None = None,
+    given: Int = _NO_GROUPS,
+    is_free: bool = False,
+) -> Verification:
+    """Decides on all loop events.
 
-    odometry: camera_from_world of the frames, as windows alone have it (drift does not matter).
-    vouched: groups that are believed whatever the others say.
+    odometry: camera_from_world (n,) of the frames by windows alone; edges: in its scale.
+    event_of_group: event of each group; groups of one event are accepted or cut together. None: one each.
+    given: groups that are accepted without being judged.
+    is_free: whether the scale drifts too, so that events measure it.
     """
     topology = topology or topology_of(edges)
-    noise = _with_scale_spread(_window_noise(edges, topology, odometry), edges)
-    events = _condense(edges, topology, odometry, noise, config)
-    supporters, opponents = _support(events, odometry, noise, config)
-    is_sound = 3 * events.agreeing > events.num_edges
-    coarse = _CoarseComparison(
-        events, odometry, make_coarse_graph(edges, topology, config.coarse_frames), noise, config
+    noise = window_noise(edges, topology, odometry, is_free=is_free)
+    groups = _condense(edges, topology, odometry, noise, config, is_free)
+    label = groups.group if event_of_group is None else event_of_group[groups.group]
+    _, first, event_of = np.unique(label, return_index=True, return_inverse=True)
+    events = _combine(groups, event_of, first, odometry)
+    is_given = np.zeros(len(first), bool)
+    is_given[event_of[np.isin(groups.group, given)]] = True
+    neighbours = _Neighbours(events, odometry, noise, config, is_free)
+    decided = _Decision(
+        neighbours.inflated(events), odometry, make_coarse_graph(edges, topology, config.coarse_frames),
+        noise, config, is_free,
+    )  # fmt: skip
+    decided.run(neighbours.revisit, is_given)
+    verdict = np.select(
+        [is_given, ~events.is_sound, ~decided.is_closed, neighbours.supporters > 0],
+        [
+            _VERDICTS.index(v)
+            for v in (Verdict.GIVEN, Verdict.SCATTERED, Verdict.CONTRADICTED, Verdict.SUPPORTED)
+        ],
+        _VERDICTS.index(Verdict.FITS),
     )
-
-    is_vouched = np.isin(events.group, vouched)
-    trusted = is_vouched | is_sound & (supporters > opponents)
-    poses, errors, allowed = coarse.compare(trusted, coarse.expected)
-    accepted = is_vouched | is_sound & _within(errors, allowed)
-    # Lone events that only their long way from the others excuses have not been solved with yet.
-    if np.any(accepted & ~trusted & ~_within(errors, _times(coarse.expected, config.tolerance))):
-        poses, errors, allowed = coarse.compare(accepted, _times(allowed, 1 / config.tolerance))
-        accepted = is_vouched | is_sound & _within(errors, allowed)
-    excess = np.maximum(errors.rotation_rad / allowed.rotation_rad, errors.distance / allowed.distance)
-    reasons = np.select(
-        [is_vouched, ~is_sound, ~accepted, supporters > opponents],
-        [_place(r) for r in (Reason.VOUCHED, Reason.SCATTERED, Reason.CONTRADICTED, Reason.SUPPORTED)],
-        _place(Reason.FITS),
-    )
+    error = decided.error
+    per_event: tuple[NDArray[Any], ...] = (
+        neighbours.supporters, neighbours.opponents, decided.way_frames,
+        np.degrees(np.linalg.norm(error[:, :3], axis=1)), np.linalg.norm(error[:, 3:6], axis=1), error[:, 6],
+        decided.chi_square, np.sqrt(decided.chi_square / decided.limit),
+    )  # fmt: skip
     frames = topology.frames
-    return EventVerdicts(
-        events.group, frames[events.anchor], frames[events.match], accepted, reasons.astype(np.int8),
-        events.num_edges, events.agreeing, supporters, opponents,
-        np.degrees(errors.rotation_rad), errors.distance, excess,
-    ), poses  # fmt: skip
+    verdicts = EventVerdicts(
+        groups.group, frames[groups.anchor], frames[groups.match], verdict.astype(np.int8)[event_of],
+        groups.num_edges, groups.agreeing, *(column[event_of] for column in per_event),
+    )  # fmt: skip
+    independent = independent_rotation_rate(edges, topology, noise)
+    # Edges of one event share its errors, and so do the events of a revisit: they are as good as one.
+    shared = float(np.median(np.bincount(event_of, groups.num_edges))) if len(event_of) else 1.0
+    shared *= 1.0 + (float(np.median(neighbours.supporters)) if len(event_of) else 0.0)
+    inflation = max(1.0, (decided.closed_rotation_rate() / independent) ** 2 / shared)
+    return Verification(verdicts, decided.closed, inflation, groups.inflation(neighbours.inflation))
 
 
-def _place(reason: Reason) -> int:
-    return list(Reason).index(reason)
+class _Groups(NamedTuple):
+    """Groups of loop edges, condensed to what each says of the odometry around its anchor."""
+
+    group: Int
+    """(g,)"""
+    num_edges: Int
+    anchor: Int
+    """(g,) row"""
+    match: Int
+    """(g,) row in the middle of the members"""
+    correction: Corrections
+    """(g,) of the odometry around the anchor, to agree with that around the members"""
+    agreeing: Int
+    """(g,) edges that say so"""
+    sigmas: Sigmas
+    """(g,)"""
+    is_sound: Bool
+    """(g,) whether its edges differ by less than what they measure"""
+    promised: Float
+    """(g, 2) standard deviations of rotation and translation that edges promise; NaN if they do not"""
+
+    def inflation(self, shared: float) -> Float:
+        """(g,) variance of edges over what they promise, or over that of the typical group; at least 1.
+
+        shared: variance of an event over the scatter of its edges.
+        """
+        sigma = np.stack([self.sigmas.rotation_rad, self.sigmas.distance], 1)
+        if not len(sigma):
+            return np.ones(0)
+        typical = (sigma[:, 0] / sigma[:, 0].min()) ** 2
+        promised = (shared * (sigma / self.promised) ** 2).max(1)
+        return np.where(np.isnan(promised), typical, np.maximum(promised, 1.0))
 
 
-def _window_noise(edges: Edges, topology: Topology, odometry: SE3) -> Sigmas:
-    """Standard deviations of a window edge: rotation about an axis, translation along one over its length.
-
-    As odometry misses the windows or as their information matrices promise, whichever is more: a chain
-    without redundancy fits its odometry exactly.
-    """
-    windows = np.flatnonzero((edges.weight > 0) & (edges.kind == EdgeKind.WINDOW))
-    noise = _LEAST_NOISE
-    if len(windows):
-        used = np.zeros(len(edges), bool)
-        used[windows] = True
-        model = NoiseModel(edges, PoseEdges(topology.i, topology.t, edges.rotation, edges.translation), used)
-        model.measure(PoseState.of(odometry))
-        noise = np.maximum(noise, [model.rotation_rad[EdgeKind.WINDOW], model.translation[EdgeKind.WINDOW]])
-    known = windows[np.isfinite(edges.information[windows, 0, 0])]
-    if len(known):
-        information = np.einsum("mkk->mk", edges.information[known]) * edges.weight[known, None]
-        length = np.linalg.norm(edges.translation[known], axis=-1)
-        rotation, translation = (
-            np.maximum(information[:, part].mean(1), 1e-300) ** -0.5 for part in (_ROT, _TRA)
-        )
-        relative = translation / np.maximum(length, max(0.1 * float(np.median(length)), 1e-300))
-        noise = np.maximum(noise, [np.median(rotation), np.median(relative)])
-    return Sigmas(*noise)
-
-
-def _with_scale_spread(noise: Sigmas, edges: Edges) -> Sigmas:
-    """The noise, at least the spread with which loops know their scale: positions cannot be better."""
-    told = edges.log_scale_sigma[(edges.kind == EdgeKind.LOOP) & (edges.log_scale_sigma > 0)]
-    return noise if not len(told) else noise._replace(distance=np.maximum(noise.distance, np.median(told)))
-
-
-def _condense(edges: Edges, topology: Topology, odometry: SE3, noise: Sigmas, config: EventConfig) -> _Events:
+def _condense(
+    edges: Edges,
+    topology: Topology,
+    odometry: SE3,
+    noise: WindowNoise,
+    config: VerificationConfig,
+    is_free: bool,
+) -> _Groups:
     loops = np.flatnonzero((edges.kind == EdgeKind.LOOP) & (edges.weight > 0))
     loops = loops[np.argsort(edges.group[loops], kind="stable")]
     group, start = np.unique(edges.group[loops], return_index=True)
-    start = np.append(start, len(loops))
-    member, anchor = topology.i[loops], topology.t[loops]
-    seen = odometry[member]
-    votes = SE3(edges.rotation[loops], edges.translation[loops]).inverse() @ seen
-    length = np.linalg.norm(edges.translation[loops], axis=-1)
-    k = len(group)
-    rotation, center = np.empty((k, 3, 3)), np.empty((k, 3))
-    agreeing, middle, median_length = np.empty(k, np.int64), np.empty(k, np.int64), np.empty(k)
-    max_angle, max_relative = (_SPREAD * config.tolerance * float(sigma) for sigma in noise)
-    _agree(
-        start, np.ascontiguousarray(votes.rotation), votes.center(), length, member, max_angle, max_relative,
-        rotation, center, agreeing, middle, median_length,
-    )  # fmt: skip
-    pose = SE3.from_center(rotation, center)
-    return _Events(group, np.diff(start), anchor[start[:-1]], middle, median_length, pose, agreeing)
+    start = np.append(start, len(loops)).astype(np.int64)
+    member, anchor = topology.i[loops], topology.t[loops[start[:-1]]]
+    g = len(group)
+    rotation, center = np.empty((g, 3, 3)), np.empty((g, 3))
+    log_scale, scale_sigma = np.zeros(g), np.full(g, _NO_SCALE_SIGMA)
+    spread, agreeing, middle = np.empty((g, 2)), np.empty(g, np.int64), np.empty(g, np.int64)
+    measured = SE3(edges.rotation[loops], edges.translation[loops])
+    odometry_center = np.ascontiguousarray(odometry.center()[member])
+    if is_free:
+        seen = np.ascontiguousarray(measured.inverse().translation)
+        _scale_of_groups(start, odometry_center, seen, log_scale, scale_sigma)
+        told = np.nan_to_num(edges.log_scale_sigma[loops[start[:-1]]])
+        scale_sigma = np.hypot(np.maximum(scale_sigma, _LEAST_SCALE_SIGMA), told)
+    grown = np.exp(np.repeat(log_scale, np.diff(start)))[:, None] * measured.translation
+    votes = SE3(measured.rotation, grown).inverse() @ odometry[member]
+    arguments = start, np.ascontiguousarray(votes.rotation), votes.center(), odometry_center
+    reach = np.empty(g)
+    _scatter(*arguments, spread, reach, middle, member)
+    # A handful of votes tells its own scatter badly: none is taken to be better than the typical group.
+    relative = spread[:, 1] / reach
+    rotation_sigma = (
+        np.maximum(spread[:, 0], max(noise.rotation_rad, float(np.median(spread[:, 0]))))
+        if g
+        else spread[:, 0]
+    )
+    distance_sigma = (
+        reach * np.maximum(relative, max(noise.relative, float(np.median(relative)))) if g else relative
+    )
+    quantile = float(np.sqrt(2 * chi2.isf(config.significance, 3)))
+    _agree(*arguments, quantile * rotation_sigma, quantile * distance_sigma, rotation, center, agreeing)
+    turn = np.swapaxes(rotation, 1, 2) @ odometry.rotation[anchor]
+    correction = Corrections(turn, odometry.center()[anchor], center, log_scale)
+    sigmas = Sigmas(rotation_sigma, distance_sigma, scale_sigma)
+    says_something = quantile * np.maximum(spread[:, 0], relative) < 1
+    is_sound = says_something & (3 * agreeing > np.diff(start))
+    diagonal = np.einsum("mkk->mk", edges.information[loops[start[:-1]]])  # edges of a group are alike
+    promised = np.stack([diagonal[:, :3].mean(1), diagonal[:, 3:].mean(1)], 1) ** -0.5
+    return _Groups(group, np.diff(start), anchor, middle, correction, agreeing, sigmas, is_sound, promised)
+
+
+@kernel
+def _scale_of_groups(start: Int, center: Float, seen: Float, log_scale: Float, sigma: Float) -> None:
+    """Log of the members' distances by odometry (center) over those in the group (seen), and its spread."""
+    for g in range(len(start) - 1):
+        first, end = start[g], start[g + 1]
+        ratio, size = np.empty((end - first) * (end - first)), np.empty((end - first) * (end - first))
+        count = 0
+        for a in range(first, end):
+            for b in range(a + 1, end):
+                far = so3.norm_sq(so3.load3(center[a] - center[b]))
+                near = so3.norm_sq(so3.load3(seen[a] - seen[b]))
+                if far > 0 and near > 0:
+                    ratio[count], size[count] = 0.5 * np.log(far / near), far
+                    count += 1
+        if count < 3:
+            continue
+        # Short distances are noise: those of the longer half tell.
+        long = ratio[:count][size[:count] >= np.median(size[:count])]
+        log_scale[g] = np.median(long)
+        spread = 1.4826 * np.median(np.abs(long - log_scale[g]))
+        sigma[g] = 1.2533 * spread / np.sqrt(min(len(long), end - first))
+
+
+@kernel
+def _scatter(
+    start: Int, rotation: Float, center: Float, member_center: Float,
+    spread: Float, reach: Float, middle: Int, member: Int,
+) -> None:  # fmt: skip
+    """Standard deviations of each group's votes (rotation, position), and the size of what it has seen."""
+    for g in range(len(start) - 1):
+        first, end = start[g], start[g + 1]
+        n = end - first
+        middle[g] = np.sort(member[first:end])[n // 2]
+        angle, distance, length = np.empty(n), np.empty(n), np.empty(n)
+        spread[g, 0], spread[g, 1] = np.inf, np.inf
+        for pivot in range(first, end):
+            for e in range(first, end):
+                turned = so3.log(so3.mul_nt(so3.load33(rotation[e]), so3.load33(rotation[pivot])))
+                angle[e - first] = np.sqrt(so3.norm_sq(turned))
+                distance[e - first] = np.sqrt(so3.norm_sq(so3.load3(center[e] - center[pivot])))
+                apart = so3.load3(member_center[e] - member_center[pivot])
+                length[e - first] = np.sqrt(so3.norm_sq(apart))
+            spread[g, 0] = min(spread[g, 0], np.median(angle) / 1.5382)
+            spread[g, 1] = min(spread[g, 1], np.median(distance) / 1.5382)
+        for e in range(first, end):
+            length[e - first] += np.sqrt(so3.norm_sq(so3.load3(center[e] - member_center[e])))
+        reach[g] = max(np.median(length), 1e-12)
 
 
 @kernel
 def _agree(
-    start: Int, vote_rotation: Float, vote_center: Float, length: Float, member: Int,
-    max_angle: float, max_relative: float,
-    rotation: Float, center: Float, agreeing: Int, middle: Int, median_length: Float,
+    start: Int, vote_rotation: Float, vote_center: Float, _: Float,
+    max_angle: Float, max_distance: Float, rotation: Float, center: Float, agreeing: Int,
 ) -> None:  # fmt: skip
-    """The mean of the largest set of votes around one vote, for each event."""
+    """The mean of the largest set of votes around one vote, for each group."""
     for k in range(len(start) - 1):
         first, end = start[k], start[k + 1]
-        middle[k] = np.sort(member[first:end])[(end - first) // 2]
-        median_length[k] = np.median(length[first:end])
         best, most = first, 0
         for pivot in range(first, end):
             count = 0
             for e in range(first, end):
-                count += _are_close(
-                    vote_rotation, vote_center, pivot, e, max_angle, max_relative * length[pivot]
-                )
+                count += _are_close(vote_rotation, vote_center, pivot, e, max_angle[k], max_distance[k])
             if count > most:
                 best, most = pivot, count
         base = so3.load33(vote_rotation[best])
         turn, place = np.zeros(3), np.zeros(3)
         for e in range(first, end):
-            if _are_close(vote_rotation, vote_center, best, e, max_angle, max_relative * length[best]):
+            if _are_close(vote_rotation, vote_center, best, e, max_angle[k], max_distance[k]):
                 r = so3.log(so3.mul_nt(so3.load33(vote_rotation[e]), base))
                 for axis in range(3):
                     turn[axis] += r[axis] / most
@@ -293,134 +413,307 @@ def _are_close(rotation: Float, center: Float, a: int, b: int, max_angle: float,
     return so3.norm_sq(so3.log(so3.mul_nt(so3.load33(rotation[a]), so3.load33(rotation[b])))) <= max_angle**2
 
 
-def _support(
-    events: _Events, odometry: SE3, noise: Sigmas, config: EventConfig
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(k,) neighbouring events that tell of the same correction, and of another."""
-    supporters, opponents = np.zeros(len(events.group), np.int64), np.zeros(len(events.group), np.int64)
-    # What an event does to the odometry around its anchor: x -> turn (x - from) + to.
-    turn = np.swapaxes(events.pose.rotation, -1, -2) @ odometry.rotation[events.anchor]
-    center = odometry.center()
-    way = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(center, axis=0), axis=-1))])
-    _count_neighbours(
-        np.argsort(events.anchor, kind="stable"), events.anchor, events.match, events.length, turn,
-        center[events.anchor], events.pose.center(), way, config.neighbour_frames, config.tolerance,
-        float(noise.rotation_rad), float(noise.distance), supporters, opponents,
-    )  # fmt: skip
-    return supporters, opponents
+class _Events(NamedTuple):
+    """Loop events: the corrections of their groups, all read as corrections of the later end."""
+
+    early: Int
+    """(k,) row"""
+    late: Int
+    """(k,) row"""
+    correction: Corrections
+    """(k,) of the odometry around the late row, to agree with that around the early one"""
+    sigmas: Sigmas
+    """(k,)"""
+    is_sound: Bool
+    """(k,) whether any of its groups says something"""
+
+
+def _combine(groups: _Groups, event_of: Int, first: Int, odometry: SE3) -> _Events:
+    """The mean over the sound groups of each event, by their variances; differences add to its spread."""
+    k = len(first)
+    early = np.minimum(groups.anchor, groups.match)[first]
+    late = np.maximum(groups.anchor, groups.match)[first]
+    backward = groups.anchor < groups.match
+    as_late = Corrections(*(
+        np.where(backward.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours)
+        for ours, theirs in zip(groups.correction, groups.correction.inverse(), strict=True)
+    ))  # fmt: skip
+    source = odometry.center()[late]
+    base = as_late.rotation[first]
+    turn = so3_log(as_late.rotation @ np.swapaxes(base, 1, 2)[event_of])
+    values = turn, as_late.apply(source[event_of]), as_late.log_scale[:, None]
+    # A group that says nothing counts only where the event has no other.
+    count = np.bincount(event_of, groups.is_sound, k)
+    counts = groups.is_sound | (count == 0)[event_of]
+    means, sigmas = [], []
+    for value, sigma in zip(values, groups.sigmas, strict=True):
+        weight = np.where(counts, sigma**-2.0, 0.0)
+        total = np.bincount(event_of, weight, k)
+        mean = np.stack([np.bincount(event_of, weight * column, k) for column in value.T], 1) / total[:, None]
+        apart = np.bincount(event_of, weight * ((value - mean[event_of]) ** 2).mean(1), k) / total
+        num_groups = np.bincount(event_of, counts, k)
+        means.append(mean)
+        sigmas.append(np.sqrt(num_groups / total + apart))  # both see the same places: no better than one
+    correction = Corrections(so3_exp(means[0]) @ base, source, means[1], means[2][:, 0])
+    return _Events(early, late, correction, Sigmas(*sigmas), count > 0)
+
+
+class _Neighbours:
+    """Which events measure the same correction as others nearby, and which revisits they form."""
+
+    def __init__(
+        self, events: _Events, odometry: SE3, noise: WindowNoise, config: VerificationConfig, is_free: bool
+    ) -> None:
+        k = len(events.late)
+        order = np.argsort(events.late, kind="stable")
+        pairs = _pairs_within(order, events.early, events.late, config.neighbour_frames)
+        sound = events.is_sound[pairs].all(0) if len(pairs[0]) else np.zeros(0, bool)
+        a, b = pairs[:, sound]
+        square, dof = self._squares(a, b, events, odometry, noise, is_free)
+        typical = float(np.median(square)) / chi2.median(dof) if len(square) >= _FEW else 1.0
+        self.inflation = max(1.0, typical)
+        """Variance of an event over the scatter of its own edges, which share some of their errors."""
+        agree = square <= self.inflation * chi2.isf(config.significance, dof)
+        self.supporters = np.bincount(a[agree], minlength=k) + np.bincount(b[agree], minlength=k)
+        self.opponents = np.bincount(a[~agree], minlength=k) + np.bincount(b[~agree], minlength=k)
+        # One that most of its neighbours contradict joins no revisit: it is decided on by itself.
+        backed = self.supporters > self.opponents
+        agree &= backed[a] & backed[b]
+        graph = coo_array((np.ones(int(agree.sum())), (a[agree], b[agree])), shape=(k, k))
+        self.revisit = connected_components(graph, directed=False)[1].astype(np.int64)
+        """(k,) number of each event's revisit"""
+
+    def inflated(self, events: _Events) -> _Events:
+        root = np.sqrt(self.inflation)
+        return events._replace(sigmas=Sigmas(*(root * sigma for sigma in events.sigmas)))
+
+    @staticmethod
+    def _squares(
+        a: Int, b: Int, events: _Events, odometry: SE3, noise: WindowNoise, is_free: bool
+    ) -> tuple[Float, int]:
+        """χ² of the difference of two events' corrections, and its degrees of freedom."""
+        one, other = events.correction.select(a), events.correction.select(b)
+        turn = so3_log(one.rotation @ np.swapaxes(other.rotation, 1, 2))
+        apart = one.apply(other.source) - other.target
+        center = odometry.center()
+        way = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(center, axis=0), axis=1))])
+        frames, metres = np.zeros(len(a)), np.zeros(len(a))
+        for rows in (events.late, events.early):
+            frames += np.abs(rows[a] - rows[b])
+            metres += np.abs(way[rows[a]] - way[rows[b]])
+        mine, theirs = events.sigmas.select(a), events.sigmas.select(b)
+        turned = mine.rotation_rad**2 + theirs.rotation_rad**2 + (noise.rotation_rate * frames) ** 2
+        grown = mine.log_scale**2 + theirs.log_scale**2 if is_free else np.zeros(len(a))
+        grown = grown + (noise.scale_rate * frames) ** 2
+        moved = mine.distance**2 + theirs.distance**2
+        moved = moved + (turned + np.minimum(grown, 1.0)) * metres**2
+        square = (turn**2).sum(1) / turned + (apart**2).sum(1) / moved
+        if not is_free:
+            return square, 6
+        return square + (one.log_scale - other.log_scale) ** 2 / grown, 7
 
 
 @kernel
-def _count_neighbours(
-    order: Int, anchor: Int, match: Int, length: Float, turn: Float, before: Float, after: Float, way: Float,
-    reach: int, tolerance: float, rotation_noise: float, translation_noise: float,
-    supporters: Int, opponents: Int,
-) -> None:  # fmt: skip
+def _pairs_within(order: Int, early: Int, late: Int, reach: int) -> Int:
+    """(2, p) events of which both ends are at most `reach` rows apart."""
+    found = np.empty((2, 64), np.int64)
+    count = 0
     for first in range(len(order)):
-        g = order[first]
+        a = order[first]
         for second in range(first + 1, len(order)):
-            h = order[second]
-            if anchor[h] - anchor[g] > reach:
+            b = order[second]
+            if late[b] - late[a] > reach:
                 break
-            if abs(match[h] - match[g]) > reach:
+            if abs(early[b] - early[a]) > reach:
                 continue
-            frames = anchor[h] - anchor[g] + abs(match[h] - match[g])
-            metres = way[anchor[h]] - way[anchor[g]] + abs(way[match[h]] - way[match[g]])
-            angle = tolerance * rotation_noise * (2 + 0.5 * np.sqrt(frames))
-            distance = tolerance * translation_noise * (length[g] + length[h] + metres) + angle * metres
-            turn_g = so3.load33(turn[g])
-            moved = so3.apply(turn_g, so3.load3(before[h] - before[g]))
-            gap = so3.load3(after[g] - after[h])
-            gap = (gap[0] + moved[0], gap[1] + moved[1], gap[2] + moved[2])
-            turned = so3.log(so3.mul_tn(turn_g, so3.load33(turn[h])))
-            if so3.norm_sq(gap) <= distance**2 and so3.norm_sq(turned) <= angle**2:
-                supporters[g] += 1
-                supporters[h] += 1
-            else:
-                opponents[g] += 1
-                opponents[h] += 1
+            if count == found.shape[1]:
+                grown = np.empty((2, 2 * count), np.int64)
+                grown[:, :count] = found
+                found = grown
+            found[0, count], found[1, count] = a, b
+            count += 1
+    return found[:, :count]
 
 
-class _CoarseComparison:
-    """Solves the coarse graph with some of the events and compares all of them with the result."""
+class _Decision:
+    """Closes revisit after revisit, the one with the shortest way first."""
 
     def __init__(
-        self, events: _Events, odometry: SE3, coarse: CoarseGraph, noise: Sigmas, config: EventConfig
+        self,
+        events: _Events,
+        odometry: SE3,
+        coarse: CoarseGraph,
+        noise: WindowNoise,
+        config: VerificationConfig,
+        is_free: bool,
     ) -> None:
-        self._events, self._odometry, self._coarse, self._config = events, odometry, coarse, config
-        self._noise = noise
-        center = odometry.center()
-        step = np.linalg.norm(np.diff(center, axis=0), axis=-1)
-        self._mean_step = float(step.mean()) if len(step) else 0.0
-        frames = (coarse.row[coarse.later] - coarse.row[coarse.earlier]).astype(np.float64)
-        length = np.linalg.norm(
-            center[coarse.row[coarse.later]] - center[coarse.row[coarse.earlier]], axis=-1
+        self._events, self._odometry, self._coarse = events, odometry, coarse
+        self._noise, self._config, self._is_free = noise, config, is_free
+        self._ways = WayFinder(coarse.row, coarse.earlier, coarse.later)
+        self._dof = 7 if is_free else 6
+        self._ratios: list[Float] = []  # χ² of closed revisits over its degrees of freedom
+        self._closed_ways: list[Float] = []
+        k = len(events.late)
+        self.closed = Closed(odometry, np.zeros(len(odometry)))
+        """the odometry with all accepted events closed"""
+        self.is_closed = np.zeros(k, bool)
+        """(k,) whether an event is accepted"""
+        self.error = np.zeros((k, 7))
+        """(k, 7) misclosure at the time of the decision"""
+        self.chi_square, self.limit = np.zeros(k), np.ones(k)
+        self.way_frames = np.abs(events.late - events.early).astype(np.float64)
+
+    def run(self, revisit: Int, is_given: Bool) -> None:
+        """Decides on all events, by revisit (k,): on revisits of several first, then on single events."""
+        if is_given.any():
+            self._close(is_given)
+        open_ = self._events.is_sound & ~is_given
+        size = np.bincount(revisit)[revisit] if len(revisit) else revisit
+        misfits = self._close_in_turn(revisit, open_ & (size > 1))
+        alone = np.arange(len(revisit))
+        self._close_in_turn(alone, open_ & ((size == 1) | misfits))
+
+    def _close_in_turn(self, revisit: Int, pending: Bool) -> Bool:
+        """Closes those of the pending revisits that fit; returns single events of them that did not (k,)."""
+        misfits = np.zeros(len(pending), bool)
+        while pending.any():
+            self._test(np.flatnonzero(pending))
+            chosen = self._chosen(revisit, pending, pending & (self.chi_square <= self.limit))
+            if not chosen.any():
+                break
+            self._learn(revisit, chosen)
+            self._close(chosen)
+            pending = pending & ~chosen
+            is_single = np.bincount(revisit)[revisit] == 1
+            wrong = chosen & ~is_single & ~self._agree_with_closed(chosen)
+            if wrong.any():
+                misfits |= wrong
+                self.is_closed &= ~wrong
+                self._close(np.zeros_like(chosen))
+        return misfits
+
+    def _agree_with_closed(self, chosen: Bool) -> Bool:
+        """(k,) whether events of revisits that were just closed fit the result, which the others dominate."""
+        columns = self.error, self.chi_square, self.limit, self.way_frames
+        kept = [column.copy() for column in columns]
+        self._test(np.flatnonzero(chosen))
+        fits: Bool = ~chosen | (self.chi_square <= self.limit)
+        for column, before in zip(columns, kept, strict=True):
+            column[:] = before
+        return fits
+
+    def _chosen(self, revisit: Int, pending: Bool, fits: Bool) -> Bool:
+        """Events of revisits that fit for the most part: the shortest ways, and of these the most events."""
+        count = int(revisit.max()) + 1
+        balance = np.bincount(revisit[pending], np.where(fits[pending], 1.0, -1.0), count)
+        good = pending & (balance[revisit] > 0)
+        if not good.any():
+            return good
+        way = np.full(count, np.inf)
+        np.minimum.at(way, revisit[good], self.way_frames[good])
+        shortest = max(float(way.min()), self._config.coarse_frames)
+        good &= way[revisit] <= _BATCH * shortest
+        size = np.bincount(revisit[good], minlength=count)
+        return good & (_BATCH * size[revisit] >= size.max())
+
+    def _test(self, which: Int) -> None:
+        """Misclosure and χ² of some events against the map as it is closed now."""
+        events, closed = self._events, self.closed
+        early, late = events.early[which], events.late[which]
+        before, after = self._odometry.center(), closed.poses.center()
+        # What odometry around the early end has been moved by, and the event's correction with it.
+        turn = np.swapaxes(closed.poses.rotation, 1, 2) @ self._odometry.rotation
+        local = Corrections(turn[early], before[early], after[early], closed.log_scale[early])
+        correction = events.correction.select(which)
+        target = local.apply(correction.target)
+        rotation = local.rotation @ correction.rotation
+        error = np.empty((len(which), 7))
+        error[:, :3] = so3_log(rotation @ np.swapaxes(turn[late], 1, 2))
+        error[:, 3:6] = target - after[late]
+        error[:, 6] = local.log_scale + correction.log_scale - closed.log_scale[late]
+        joined = (
+            self._coarse.node[events.early[self.is_closed]],
+            self._coarse.node[events.late[self.is_closed]],
         )
-        length += 0.1 * self._mean_step * frames
-        # Errors of single steps add up like a random walk, drift in proportion.
-        self._odometry_sigmas = Sigmas(
-            np.sqrt(noise.rotation_rad**2 * frames + (config.rotation_drift_rad * frames) ** 2),
-            length * np.sqrt(noise.distance**2 + config.translation_drift**2),
+        ways = self._ways.find(
+            self._coarse.node[early], self._coarse.node[late], after[late], joined, after[self._coarse.row]
         )
-        reach = self._mean_step * config.coarse_frames
-        ones = np.ones(len(events.group))
-        self.expected = Sigmas(
-            noise.rotation_rad * ones,
-            noise.distance * (events.length + reach) + noise.rotation_rad * reach * ones,
+        frames = np.where(np.isfinite(ways.num_frames), ways.num_frames, 0.0)
+        factor, limit = self._variance_factor()
+        # The way is known up to the node at both its ends.
+        frames = frames + self._config.coarse_frames
+        rate = ways.covariance_rate + self._config.coarse_frames * self._at_nodes()
+        turned = self._noise.rotation_rate**2 * frames
+        # A scale that is fixed does not drift: lengths err from window to window.
+        grown = self._noise.scale_rate**2 * (frames if self._is_free else self._noise.num_frames)
+        drift = np.einsum("rk,krab->kab", np.stack([turned, np.broadcast_to(grown, frames.shape)]), rate)
+        sigmas = events.sigmas.select(which)
+        growth = np.exp(local.log_scale)
+        own = np.zeros((len(which), 7))
+        own[:, :3], own[:, 6] = sigmas.rotation_rad[:, None] ** 2, sigmas.log_scale**2
+        own[:, 3:6] = ((growth * sigmas.distance)[:, None]) ** 2
+        covariance = factor * drift
+        covariance[:, np.arange(7), np.arange(7)] += own
+        d = self._dof
+        solved = np.linalg.solve(covariance[:, :d, :d], error[:, :d, None])[..., 0]
+        square = np.einsum("ka,ka->k", error[:, :d], solved)
+        self.error[which], self.limit[which] = error, limit
+        # Nothing speaks against an event between parts that no way joins.
+        self.chi_square[which] = np.where(np.isfinite(ways.num_frames), square, 0.0)
+        self.way_frames[which] = ways.num_frames
+
+    def _at_nodes(self) -> Float:
+        """(2, 7, 7) what a frame's turn and stretch do to a place as far off as the next node."""
+        center = self.closed.poses.center()[self._coarse.row]
+        step = np.linalg.norm(center[self._coarse.later] - center[self._coarse.earlier], axis=1)
+        square = float(np.median(step)) ** 2 if len(step) else 0.0
+        turn, stretch = [1.0] * 3 + [square] * 3 + [0.0], [0.0] * 3 + [square] * 3 + [1.0]
+        return np.stack([np.diag(turn), np.diag(stretch)])
+
+    def _variance_factor(self) -> tuple[float, float]:
+        """How much larger the drift's variance is than implied, and the limit of χ² under it."""
+        config, d = self._config, self._dof
+        # Logarithms, since the factor may be off by orders of magnitude and no single revisit must decide it;
+        # the graph's own edges, which say 1, count as one revisit more.
+        expected = float(digamma(d / 2) + np.log(2 / d))
+        logs = np.log(np.maximum(np.concatenate([_NO_WAYS, *self._ratios]), 1e-300)) - expected
+        factor = float(np.exp(np.maximum(logs, np.log(_LEAST_FACTOR)).sum() / (len(logs) + 1)))
+        return factor, d * float(f.isf(config.significance, d, d * config.known_revisits))
+
+    def _learn(self, revisit: Int, chosen: Bool) -> None:
+        """Notes what the misclosures of new revisits say of the drift: one ratio each, in the median."""
+        factor, _ = self._variance_factor()
+        for number in np.unique(revisit[chosen]):
+            inside = chosen & (revisit == number)
+            self._ratios.append(factor * np.median(self.chi_square[inside], keepdims=True) / self._dof)
+            self._closed_ways.append(np.median(self.way_frames[inside], keepdims=True))
+
+    def _close(self, chosen: Bool) -> None:
+        self.is_closed |= chosen
+        events, coarse, which = self._events, self._coarse, np.flatnonzero(self.is_closed)
+        center = self._odometry.center()[coarse.row]
+        span = (coarse.row[coarse.later] - coarse.row[coarse.earlier]).astype(np.float64)
+        length = np.linalg.norm(center[coarse.later] - center[coarse.earlier], axis=1)
+        length += 0.1 * float(np.median(length)) if len(length) else 0.0
+        # Errors that add up in proportion over a typical way, as independent ones of each step.
+        root = np.sqrt(span * self._typical_way() * self._variance_factor()[0])
+        steps = Sigmas(
+            self._noise.rotation_rate * root,
+            length * (self._noise.relative + self._noise.scale_rate * root),
+            self._noise.scale_rate * root,
         )
-        """of an event against a perfect map"""
-
-    def compare(self, believed: NDArray[np.bool_], sigmas: Sigmas) -> tuple[SE3, Sigmas, Sigmas]:
-        """Poses that the believed events lead to, errors of all events against them, and what is allowed."""
-        events = self._events
-        claims = Claims(events.match[believed], events.anchor[believed], events.pose[believed])
-        poses = close_loops(
-            self._coarse,
-            self._odometry,
-            claims,
-            self._odometry_sigmas,
-            Sigmas(*(s[believed] for s in sigmas)),
+        claims = Claims(events.early[which], events.late[which], events.correction.select(which))
+        self.closed = close_loops(
+            coarse, self._odometry, claims, steps, events.sigmas.select(which), is_free=self._is_free
         )
-        # The event's anchor pose, moved along with the frames it was seen from.
-        odometry, match = self._odometry, events.match
-        claimed = events.pose @ (odometry[match].inverse() @ poses[match])
-        relative = claimed @ poses[events.anchor].inverse()
-        distance = np.linalg.norm(claimed.center() - poses[events.anchor].center(), axis=-1)
-        errors = Sigmas(rotation_angle(relative.rotation), distance)
-        return poses, errors, self._allowed(errors, believed)
 
-    def _allowed(self, errors: Sigmas, believed: NDArray[np.bool_]) -> Sigmas:
-        """Noise, what believed events miss the map by, and drift over the way to the nearest of them."""
-        config, way = self._config, self._frames_to_nearest(believed).astype(np.float64)
-        missed = [float(np.median(error[believed])) if believed.any() else 0.0 for error in errors]
-        rotation = (
-            config.tolerance * (self.expected.rotation_rad + missed[0]) + config.rotation_drift_rad * way
-        )
-        distance = config.tolerance * (self.expected.distance + missed[1])
-        distance += (config.translation_drift + config.rotation_drift_rad * way) * way * self._mean_step
-        return Sigmas(rotation, distance)
+    def _typical_way(self) -> float:
+        """Frames around a closed loop, in the median over revisits."""
+        ways = np.concatenate([*self._closed_ways, _NO_WAYS])
+        ways = ways[np.isfinite(ways)]
+        return max(float(np.median(ways)), 1.0) if len(ways) else float(self._config.coarse_frames)
 
-    def _frames_to_nearest(self, believed: NDArray[np.bool_]) -> Int:
-        """(k,) frames of odometry between an event's ends and the nearest believed event's."""
-        events = self._events
-        around = np.abs(events.anchor - events.match)
-        if not believed.any():
-            return around
-        ends = np.unique(np.concatenate([events.anchor[believed], events.match[believed]]))
-        detour = sum(_nearest(ends, rows) for rows in (events.anchor, events.match))
-        return np.where(believed, 0, np.minimum(around, detour))
-
-
-def _nearest(ends: Int, rows: Int) -> Int:
-    """Distance of each row from the nearest of the ascending ends."""
-    above = np.clip(np.searchsorted(ends, rows), 0, len(ends) - 1)
-    below = np.clip(above - 1, 0, None)
-    return np.minimum(np.abs(ends[above] - rows), np.abs(ends[below] - rows))
-
-
-def _within(errors: Sigmas, limits: Sigmas) -> NDArray[np.bool_]:
-    return (errors.rotation_rad <= limits.rotation_rad) & (errors.distance <= limits.distance)
-
-
-def _times(sigmas: Sigmas, factor: float) -> Sigmas:
-    return Sigmas(*(sigma * factor for sigma in sigmas))
+    def closed_rotation_rate(self) -> float:
+        """Rotation error that explains the closed loops as a random walk: radians for the root of a frame."""
+        factor, _ = self._variance_factor()
+        return self._noise.rotation_rate * float(np.sqrt(factor * self._typical_way()))

@@ -7,6 +7,7 @@ All that comes out is in one unit, the median depth of the points that the ancho
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -27,6 +28,7 @@ from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.twoview import TwoView, relate_two_views
 
 _NUM_KEYPOINTS = 1000
+_REMEMBERED_VIEWS = 128  # a megabyte each; the places of some dozens of neighbouring events
 _RATIO = 0.8  # best over second-best descriptor distance of a match
 _MIN_AGREEING = 0.3  # part of the matches of two views that must agree: descriptors mismatch often
 _NUM_BASES = 3  # pairs that are tried as the base of all others
@@ -74,7 +76,14 @@ def _observations(views: list[Image], anchor: Image) -> Array:
 
 
 def _keypoints(view: Image) -> tuple[Array, NDArray[np.float32]]:
-    """Pixels (n, 2) and unit descriptors (n, 128)."""
+    """Pixels (n, 2) and unit descriptors (n, 128); not to be written to."""
+    return _described(np.ascontiguousarray(view).tobytes(), view.shape)
+
+
+@lru_cache(maxsize=_REMEMBERED_VIEWS)
+def _described(grey: bytes, shape: tuple[int, ...]) -> tuple[Array, NDArray[np.float32]]:
+    """Neighbouring loop events share most of their views, so each is looked at once."""
+    view = np.frombuffer(grey, np.uint8).reshape(shape)
     keypoints, descriptors = cv2.SIFT.create(_NUM_KEYPOINTS).detectAndCompute(view, None)
     if not keypoints:
         return np.empty((0, 2)), np.empty((0, 128), np.float32)

@@ -1,0 +1,243 @@
+"""How far odometry may have drifted between two frames, as the graph's own edges imply.
+
+The longest edge of a window says how well the window knows its rotation and its scale. Neighbouring windows
+are no independent witnesses: they share frames, points and the calibration of one camera, so that their
+errors have the same sign for a long time. They are taken to be fully correlated along the way: what a window
+may be wrong by adds up in proportion to the frames, not to the root of their number. That is the covariance
+inflation of this module; how much of it is real, closed loops tell (`verification`).
+
+The way between two frames leads along odometry and through loops that are closed already, the shortest one
+of them. Perturbations are (rotation, position, log scale), world axes. n frames, c coarse nodes, k events.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3, so3_log
+from anchor3r.kernels import kernel
+from anchor3r.pose_graph.edges import EdgeKind, Edges
+from anchor3r.pose_graph.topology import Topology
+
+Float = NDArray[np.floating[Any]]
+Int = NDArray[np.int64]
+
+_LEAST_NOISE = np.array([np.radians(0.01), 1e-3])  # of a window whose edges fit exactly and promise nothing
+_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
+
+
+class WindowNoise(NamedTuple):
+    """What a window's longest edge may be wrong by, in the median."""
+
+    rotation_rad: float
+    """standard deviation about each axis"""
+    relative: float
+    """standard deviation of the translation along each axis, over its length"""
+    num_frames: float
+    """frames that the edge spans"""
+
+    @property
+    def rotation_rate(self) -> float:
+        """Radians a frame, the errors of all windows having the same sign."""
+        return self.rotation_rad / self.num_frames
+
+    @property
+    def scale_rate(self) -> float:
+        """Log scale a frame, likewise."""
+        return self.relative / self.num_frames
+
+
+def window_noise(edges: Edges, topology: Topology, odometry: SE3, *, is_free: bool = False) -> WindowNoise:
+    """As odometry misses the longest edges, or as their information promises, whichever is more.
+
+    is_free: whether the scale drifts. If not, what edges promise along their own direction does not count:
+    a window that is unsure of its scale has that of all the others.
+    """
+    windows = np.flatnonzero((edges.weight > 0) & (edges.kind == EdgeKind.WINDOW))
+    if not len(windows):
+        return WindowNoise(float(_LEAST_NOISE[0]), float(_LEAST_NOISE[1]), 1.0)
+    span = np.abs(topology.t - topology.i)[windows]
+    order = np.lexsort((-span, edges.group[windows]))
+    _, first = np.unique(edges.group[windows][order], return_index=True)
+    longest = windows[order[first]]
+    i, t = topology.i[longest], topology.t[longest]
+    length = np.linalg.norm(edges.translation[longest], axis=-1)
+    length = np.maximum(length, max(0.1 * float(np.median(length)), 1e-300))
+    measured = SE3(edges.rotation[longest], edges.translation[longest])
+    missed = measured.inverse() @ (odometry[i] @ odometry[t].inverse())
+    found = [
+        float(np.median(np.linalg.norm(so3_log(missed.rotation), axis=-1))) / _MEDIAN_NORM_3,
+        float(np.median(np.linalg.norm(missed.translation, axis=-1) / length)) / _MEDIAN_NORM_3,
+    ]
+    known = np.flatnonzero(edges.select(longest).has_information())
+    if len(known):
+        covariance = np.linalg.pinv(edges.information[longest[known]], hermitian=True)
+        variance = np.einsum("mkk->mk", covariance)
+        turned, moved = variance[:, :3].mean(1), variance[:, 3:].sum(1)
+        if is_free:
+            moved = moved / 3
+        else:
+            along = measured[known].inverse().translation / length[known, None]
+            moved = (moved - np.einsum("mi,mij,mj->m", along, covariance[:, 3:, 3:], along)) / 2
+        weight = edges.weight[longest[known]]
+        promised = (
+            float(np.median(np.sqrt(turned / weight))),
+            float(np.median(np.sqrt(np.maximum(moved, 0) / weight) / length[known])),
+        )
+        found = [max(pair) for pair in zip(found, promised, strict=True)]
+    noise = np.maximum(found, _LEAST_NOISE)
+    return WindowNoise(float(noise[0]), float(noise[1]), float(np.median(np.abs(t - i))))
+
+
+def independent_rotation_rate(edges: Edges, topology: Topology, noise: WindowNoise) -> float:
+    """Random walk of rotations, radians for the root of a frame, if the errors of all edges were independent.
+
+    An edge over k frames of variance σ² adds k² / σ² to the information on a turn rate.
+    """
+    windows = np.flatnonzero((edges.weight > 0) & (edges.kind == EdgeKind.WINDOW))
+    span = np.abs(topology.t - topology.i)[windows].astype(np.float64)
+    information = edges.weight[windows] / noise.rotation_rad**2
+    known = np.isfinite(edges.information[windows, 0, 0])
+    if known.any():
+        diagonal = np.einsum("mkk->mk", edges.information[windows[known]])[:, :3].mean(1)
+        information[known] = edges.weight[windows[known]] * diagonal
+    total = float(span**2 @ information) if len(windows) else 0.0
+    return float(np.sqrt(len(topology.frames) / max(total, 1e-300)))
+
+
+class Ways(NamedTuple):
+    """The shortest ways between the ends of k events."""
+
+    num_frames: Float
+    """(k,) of odometry; inf where there is no way"""
+    covariance_rate: Float
+    """(k, 2, 7, 7) covariance at the way's end for a variance of 1 a frame: of rotation, and of log scale"""
+
+
+class WayFinder:
+    """Finds ways along the nodes of the coarse graph and through shortcuts: loops closed already."""
+
+    def __init__(self, row: Int, earlier: Int, later: Int) -> None:
+        """row: (c,) first frame of each node; earlier, later: (q,) nodes that odometry joins."""
+        self._next, self._previous = np.full(len(row), -1), np.full(len(row), -1)
+        self._next[earlier], self._previous[later] = later, earlier
+        self._row = row
+
+    def find(self, start: Int, end: Int, target: Float, shortcuts: tuple[Int, Int], center: Float) -> Ways:
+        """From nodes `start` to nodes `end` (k,); errors are seen at `target` (k, 3).
+
+        shortcuts: pairs of nodes; center: (c, 3) of the nodes, in the world of the targets.
+        """
+        a, b = (np.concatenate(pair) for pair in (shortcuts, shortcuts[::-1]))
+        order = np.argsort(a, kind="stable")
+        first = np.searchsorted(a[order], np.arange(len(self._row) + 1))
+        frames, rate = np.empty(len(start)), np.zeros((len(start), 2, 7, 7))
+        _find_ways(
+            start, end, np.ascontiguousarray(target), np.ascontiguousarray(center), self._row,
+            self._next, self._previous, first, b[order], frames, rate,
+        )  # fmt: skip
+        return Ways(frames, rate)
+
+
+@kernel
+def _find_ways(
+    start: Int, end: Int, target: Float, center: Float, row: Int, following: Int, previous: Int,
+    first: Int, other: Int, frames: Float, rate: Float,
+) -> None:  # fmt: skip
+    """Dijkstra's algorithm from every start until its end is reached; a shortcut costs nothing."""
+    c = len(row)
+    distance, came_from = np.full(c, np.inf), np.full(c, -1)
+    heap_key, heap_node = np.empty(4 * c + 2 * len(other) + 4), np.empty(4 * c + 2 * len(other) + 4, np.int64)
+    touched = np.empty(c, np.int64)
+    for k in range(len(start)):
+        size, num_touched = 1, 1
+        heap_key[0], heap_node[0] = 0.0, start[k]
+        distance[start[k]], came_from[start[k]], touched[0] = 0.0, -1, start[k]
+        while size > 0:
+            key, node = heap_key[0], heap_node[0]
+            size = _pop(heap_key, heap_node, size)
+            if key > distance[node]:
+                continue
+            if node == end[k]:
+                break
+            count = first[node + 1] - first[node]
+            for step in range(count + 2):
+                if step < count:
+                    neighbour, cost = other[first[node] + step], 0.0
+                else:
+                    neighbour = following[node] if step == count else previous[node]
+                    cost = float(abs(row[neighbour] - row[node])) if neighbour >= 0 else np.inf
+                if neighbour < 0 or not key + cost < distance[neighbour]:
+                    continue
+                if np.isinf(distance[neighbour]):
+                    touched[num_touched] = neighbour
+                    num_touched += 1
+                distance[neighbour], came_from[neighbour] = key + cost, node
+                heap_key[size], heap_node[size] = key + cost, neighbour
+                size = _sift_up(heap_key, heap_node, size)
+        frames[k] = distance[end[k]]
+        if np.isfinite(frames[k]):
+            _accumulate(end[k], came_from, distance, center, target[k], rate[k])
+        distance[touched[:num_touched]] = np.inf
+
+
+@kernel
+def _accumulate(end: int, came_from: Int, distance: Float, center: Float, target: Float, rate: Float) -> None:
+    """Adds what every step of the way does to the target: a turn about, or a stretch from, its middle."""
+    node = end
+    while came_from[node] >= 0:
+        back = came_from[node]
+        frames = distance[node] - distance[back]
+        lever = target - 0.5 * (center[node] + center[back])
+        if frames > 0:
+            turn, stretch = np.zeros((7, 3)), np.zeros((7, 1))
+            for axis in range(3):
+                turn[axis, axis] = 1.0
+            turn[3, 1], turn[3, 2] = lever[2], -lever[1]
+            turn[4, 0], turn[4, 2] = -lever[2], lever[0]
+            turn[5, 0], turn[5, 1] = lever[1], -lever[0]
+            stretch[3:6, 0], stretch[6, 0] = lever, 1.0
+            # Within the step errors add up too: a length of the step itself is known no better.
+            step = center[node] - center[back]
+            rate[0] += frames * (turn @ turn.T)
+            rate[1] += frames * (stretch @ stretch.T)
+            for axis in range(3):
+                rate[1, 3 + axis, 3 + axis] += frames * (step @ step) / 12
+        node = back
+
+
+@kernel
+def _sift_up(key: Float, node: Int, at: int) -> int:
+    """Puts the entry at the end of a heap in its place; returns the new size."""
+    size = at + 1
+    while at > 0:
+        parent = (at - 1) // 2
+        if key[parent] <= key[at]:
+            break
+        key[parent], key[at] = key[at], key[parent]
+        node[parent], node[at] = node[at], node[parent]
+        at = parent
+    return size
+
+
+@kernel
+def _pop(key: Float, node: Int, size: int) -> int:
+    """Takes the least entry off a heap; returns the new size."""
+    size -= 1
+    key[0], node[0] = key[size], node[size]
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            break
+        if child + 1 < size and key[child + 1] < key[child]:
+            child += 1
+        if key[at] <= key[child]:
+            break
+        key[at], key[child] = key[child], key[at]
+        node[at], node[child] = node[child], node[at]
+        at = child
+    return size
