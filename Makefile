@@ -2,10 +2,19 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+# Where torch comes from: its CPU build (192 MB) on Linux without a GPU, else what PyPI has, which on Linux
+# brings CUDA along (2.8 GB). Choose yourself: make TORCH_INDEX=https://download.pytorch.org/whl/cpu, or
+# make TORCH_INDEX= for the CUDA build.
+ifneq ($(shell uname -s),Linux)
+TORCH_INDEX ?=
+else
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
+endif
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data]"
+	$(BIN)/pip install --quiet --retries 1 --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic]"
 	touch $@
 
 .PHONY: help browser demo test format bench peers clean

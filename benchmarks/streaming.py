@@ -18,7 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from anchor3r.model.cache import ImageCache
 from anchor3r.model.config import PRESETS
+from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork
+from anchor3r.predictors.devices import backbone_precision, choose_device, choose_dtype, dtype_name
 
 KERNELS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product", "_LocalCorrelation")
 SIZES = {"full": (392, 518), "base": (294, 392), "small": (294, 392), "tiny": (96, 128)}
@@ -35,19 +37,28 @@ class StreamingCost:
     kernel_share: float
     cache_mib: float
     peak_rss_gib: float
+    counted_gib: float
+    """Weights, cache and tensors of a step, as counted without computing (`model.memory`)"""
+    peak_gpu_gib: float | None
+    """Largest memory that PyTorch had allocated on the GPU, if there is one"""
 
 
 def images(size: tuple[int, int], count: int) -> torch.Tensor:
     return torch.rand(count, 3, *size, generator=torch.Generator().manual_seed(0))
 
 
-def seconds(action: object, repeats: int) -> float:
-    """CPU seconds of one call, median."""
+def seconds(action: object, repeats: int, device: torch.device) -> float:
+    """Seconds of one call, median: of CPU time, or of the clock where a GPU computes."""
     times = []
     for _ in range(repeats):
-        began = time.process_time()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        clock = time.perf_counter if device.type == "cuda" else time.process_time
+        began = clock()
         action()  # type: ignore[operator]
-        times.append(time.process_time() - began)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(clock() - began)
     return sorted(times)[len(times) // 2]
 
 
@@ -62,19 +73,26 @@ def kernel_share(network: Anchor3RNetwork, cache: ImageCache, image: torch.Tenso
 
 
 @torch.inference_mode()
-def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> StreamingCost:
+def measure(
+    preset: str, frames: int, device: torch.device, dtype: torch.dtype, *, recompute: bool, compiled: bool
+) -> StreamingCost:
     config, size = PRESETS[preset], SIZES[preset]  # type: ignore[index]
     torch.manual_seed(0)
-    network = Anchor3RNetwork(config).eval()
+    network = Anchor3RNetwork(config).eval().requires_grad_(False).to(device)
     if compiled:
         network.compile_parts()
-    stream = images(size, config.window)
-    cache = network.new_cache(*size)
-    for k in range(frames):
-        network.stream(stream[k % len(stream), None], cache)
-    step_s = seconds(lambda: network.stream(stream[:1], cache), 1 if preset == "full" else 7)
-    share = kernel_share(network, cache, stream[:1])
-    recompute_s = seconds(lambda: network(stream[None]), 3) if recompute else None
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    stream = images(size, config.window).to(device)
+    cache = network.new_cache(*size, dtype=dtype)
+    with backbone_precision(device, dtype):
+        for k in range(frames):
+            network.stream(stream[k % len(stream), None], cache)
+        peak_gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        step_s = seconds(lambda: network.stream(stream[:1], cache), 1 if preset == "full" else 7, device)
+        share = kernel_share(network, cache, stream[:1])
+        recompute_s = seconds(lambda: network(stream[None]), 3, device) if recompute else None
+    weights = sum(p.nbytes for p in network.parameters())
     return StreamingCost(
         preset=preset,
         size=f"{size[1]}×{size[0]}",
@@ -85,6 +103,8 @@ def measure(preset: str, frames: int, *, recompute: bool, compiled: bool) -> Str
         kernel_share=share,
         cache_mib=cache.nbytes / 2**20,
         peak_rss_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        counted_gib=(weights + streaming_bytes(config, *size, dtype)) / 2**30,
+        peak_gpu_gib=None if peak_gpu is None else peak_gpu / 2**30,
     )
 
 
@@ -106,21 +126,31 @@ def measure_growth(preset: str, size: tuple[int, int], first: int, last: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"], choices=list(PRESETS))
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="encoder and heads through torch.compile")
     parser.add_argument("--growth-frames", type=int, default=2_000, help="0 leaves the long stream out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    device = choose_device(arguments.device)
+    dtype = choose_dtype(arguments.dtype, device)
+    print(f"{device}, {dtype_name(dtype)}")
     rows = []
-    print("preset  size      parameters   step ms  frames/s  recompute/step  kernels  cache MiB  peak GiB")
+    print(
+        "preset  size      parameters   step ms  frames/s  recompute/step  kernels  cache MiB  counted GiB"
+        "  peak GiB  GPU GiB"
+    )
     for preset in arguments.presets:
-        row = measure(preset, frames=12, recompute=preset != "full", compiled=arguments.compile)
+        row = measure(preset, 12, device, dtype, recompute=preset != "full", compiled=arguments.compile)
+        on_gpu = "-" if row.peak_gpu_gib is None else f"{row.peak_gpu_gib:.2f}"
         rows.append(row)
         ratio = "-" if row.recompute_ms is None else f"{row.recompute_ms / row.step_ms:.1f}"
         print(
             f"{row.preset:7} {row.size:9} {row.parameters:12,} {row.step_ms:8.1f} {row.frames_per_s:9.2f} "
-            f"{ratio:>15} {row.kernel_share:8.0%} {row.cache_mib:10.1f} {row.peak_rss_gib:9.2f}"
+            f"{ratio:>15} {row.kernel_share:8.0%} {row.cache_mib:10.1f} {row.counted_gib:12.2f} "
+            f"{row.peak_rss_gib:9.2f} {on_gpu:>8}"
         )
     growth = None
     if arguments.growth_frames:
@@ -130,7 +160,8 @@ def main() -> None:
             f"resident memory {growth['rss_percent']:+.2f} %"
         )
     arguments.out.mkdir(parents=True, exist_ok=True)
-    report = {"threads": arguments.threads, "rows": [asdict(row) for row in rows], "growth": growth}
+    machine = {"threads": arguments.threads, "device": str(device), "dtype": dtype_name(dtype)}
+    report = {**machine, "rows": [asdict(row) for row in rows], "growth": growth}
     (arguments.out / "streaming.json").write_text(json.dumps(report, indent=1))
 
 

@@ -54,7 +54,7 @@ def write_map(folder: Path, num_frames: int) -> None:
                 member_from_anchor_translation=none.reshape(0, 3),
                 confidence=none,
                 points_in_anchor=CAMERA.unproject_map(waves[index % 64]).astype(np.float32),
-                points_confidence=waves[-1 - index % 64],
+                points_confidence=waves[-1 - index % 64] / 40,
                 intrinsics=CAMERA,
             )
             pose = FramePose(frame=index, rotation=rotation, center=center)

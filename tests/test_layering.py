@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "anchor3r"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
-FOUNDATION = {"errors", "kernels", "robust", "snapshots", "threads", "geometry", "trajectory"}
+FOUNDATION = {"errors", "kernels", "robust", "snapshots", "threads", "geometry", "trajectory", "framing"}
 """Pure functions and types that know neither files nor pipelines; every package may use them."""
 USES: dict[str, set[str]] = {
     # package: the packages whose modules it imports, beside the foundation
@@ -22,10 +22,10 @@ USES: dict[str, set[str]] = {
     "predictors": {"sources", "model"},
     "store": {"io", "sources", "predictors", "pose_graph"},
     "loops": {"io", "sources", "predictors", "pose_graph", "store"},
-    "export": {"io", "sources", "pose_graph", "store"},
+    "export": {"io", "sources", "predictors", "pose_graph", "store", "pipeline"},
     "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops"},
-    "report": {"io", "predictors", "pose_graph", "store", "export"},
-    "viewer": {"io", "store"},
+    "report": {"io", "predictors", "pose_graph", "store", "pipeline", "export"},
+    "viewer": {"io", "predictors", "store"},
     "datasets": {"io", "sources", "store"},
     "training": {"worlds", "sources", "model", "io", "store", "datasets"},
     "evaluation": {
@@ -49,6 +49,7 @@ INSIDE_FOUNDATION = {
     "threads": {"errors"},
     "geometry": {"robust"},
     "trajectory": {"geometry", "errors", "robust"},
+    "framing": {"trajectory"},
 }
 ENTRANCES = {"cli", "__init__", "__main__"}
 """Use everything and are used by nothing."""

@@ -10,43 +10,59 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anchor3r.errors import Anchor3RError
+    from anchor3r.export.exporting import ExportSettings, export_map
     from anchor3r.pipeline.mapper import Mapper
     from anchor3r.pipeline.mapping import MappingRun, map_source
     from anchor3r.pipeline.refine import refine_map
     from anchor3r.pipeline.settings import MapSettings, RefineSettings
     from anchor3r.pose_graph.edges import MotionGraph
     from anchor3r.predictors.loading import load_predictor
-    from anchor3r.sources import open_source
+    from anchor3r.report.map_outputs import RenderSettings, render_map, report_map
+    from anchor3r.sources import Frame, StatedCamera, open_source
     from anchor3r.store import MapWriter, load_map
 
 _HOMES = {
     "Anchor3RError": "errors",
+    "ExportSettings": "export.exporting",
+    "Frame": "sources",
     "MapSettings": "pipeline.settings",
     "MapWriter": "store",
     "Mapper": "pipeline.mapper",
     "MappingRun": "pipeline.mapping",
     "MotionGraph": "pose_graph.edges",
     "RefineSettings": "pipeline.settings",
+    "RenderSettings": "report.map_outputs",
+    "StatedCamera": "sources",
+    "export_map": "export.exporting",
     "load_map": "store",
     "load_predictor": "predictors.loading",
     "map_source": "pipeline.mapping",
     "open_source": "sources",
     "refine_map": "pipeline.refine",
+    "render_map": "report.map_outputs",
+    "report_map": "report.map_outputs",
 }
 __all__ = [
     "Anchor3RError",
+    "ExportSettings",
+    "Frame",
     "MapSettings",
     "MapWriter",
     "Mapper",
     "MappingRun",
     "MotionGraph",
     "RefineSettings",
+    "RenderSettings",
+    "StatedCamera",
     "__version__",
+    "export_map",
     "load_map",
     "load_predictor",
     "map_source",
     "open_source",
     "refine_map",
+    "render_map",
+    "report_map",
 ]
 
 

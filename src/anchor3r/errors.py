@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 
-_OPTION = re.compile(r"(?<!\S)--(?:no-)?([a-z]+(?:-[a-z]+)*)")
+_OPTION = re.compile(r"(?<!\S)--(no-)?([a-z]+(?:-[a-z]+)*)")
 
 
 class Anchor3RError(Exception):
     """Says what was wrong, which file or value it concerns, and what to do about it.
 
     Options in its message are written as on the command line, `--max-points`. In Python the same choice is a
-    parameter, and the message calls it by its name there, `max_points`.
+    parameter, and the message calls it by its name there, `max_points`; `--no-loops` is `loops=False`.
     """
 
     def __str__(self) -> str:
-        return _OPTION.sub(lambda option: option[1].replace("-", "_"), self.for_command_line())
+        return _OPTION.sub(
+            lambda option: option[2].replace("-", "_") + ("=False" if option[1] else ""),
+            self.for_command_line(),
+        )
 
     def for_command_line(self) -> str:
         """The message with options as one types them."""

@@ -127,7 +127,7 @@ def test_map_and_export(tmp_path: Path, sequence: str, capsys: pytest.CaptureFix
         assert (
             anchor3r("export", folder, "--format", form, "--out", tmp_path / f"t.{form}", "--voxel", 0.2) == 0
         )
-        assert "NOT A RECONSTRUCTION" in capsys.readouterr().out
+        assert "NOT A RECONSTRUCTION" in capsys.readouterr().err
     tum = file_interface.read_tum_trajectory_file(tmp_path / "t.tum")
     kitti = file_interface.read_kitti_poses_file(tmp_path / "t.kitti")
     with load_map(folder) as scene_map:

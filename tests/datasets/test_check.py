@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import miniatures
+import dataset_miniatures as miniatures
 import pytest
 from PIL import Image
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import miniatures
+import dataset_miniatures as miniatures
 import numpy as np
 import pytest
 

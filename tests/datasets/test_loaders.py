@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import cv2
-import miniatures
+import dataset_miniatures as miniatures
 import numpy as np
 import pytest
-from miniatures import MINIATURES, NUM_FRAMES, true_shots
+from dataset_miniatures import MINIATURES, NUM_FRAMES, true_shots
 
 from anchor3r.datasets import DATA_SETS, Recording, open_files
 from anchor3r.geometry import SE3

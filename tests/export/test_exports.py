@@ -20,6 +20,7 @@ from PIL import Image
 from anchor3r.cli import main as cli
 from anchor3r.export.glb import GLB_FROM_MAP
 from anchor3r.export.selection import map_clouds
+from anchor3r.io.extras import install_command
 from anchor3r.io.g2o import read_g2o
 from anchor3r.io.las import LAS_FROM_MAP
 from anchor3r.io.pointcloud import Cloud
@@ -291,5 +292,5 @@ def test_a_missing_library_is_named_with_its_extra(
     assert export(street_folder, form, tmp_path / "out") == 1
     errors = capsys.readouterr().err
     assert library in errors
-    assert 'pip install "anchor3r[exports]"' in errors
+    assert f"install it with: {install_command('exports')}" in errors
     assert not list(tmp_path.iterdir())

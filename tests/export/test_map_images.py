@@ -103,5 +103,5 @@ def test_the_source_is_checked_frame_by_frame(copied: Path) -> None:
     change(copied, "UPDATE frames SET timestamp_s = 99 WHERE frame = 4")
     with load_map(copied) as made, open_images(made, 0, prefer_source=True) as images:
         assert np.asarray(images.image(3)).shape == (48, 64, 3)
-        with pytest.raises(Anchor3RError, match=r"frame 4 .* no longer .* use --images map"):
+        with pytest.raises(Anchor3RError, match=r"frame 4 .* no longer .* use images map"):
             images.image(4)

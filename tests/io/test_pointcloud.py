@@ -109,7 +109,7 @@ def test_the_lot_draws_evenly_and_keeps_the_order() -> None:
 
 def test_a_grid_that_cannot_hold_the_map_says_so() -> None:
     far = Cloud(np.full((1, 3), 3e6, np.float32), np.zeros((1, 3), np.uint8), np.ones(1, np.float32))
-    with pytest.raises(Anchor3RError, match=r"too small.*larger --voxel"):
+    with pytest.raises(Anchor3RError, match=r"too small.*larger voxel"):
         list(voxel_downsampled([far], 1.0))
     with pytest.raises(Anchor3RError, match="positive"):
         list(voxel_downsampled([far], 0.0))

@@ -63,7 +63,7 @@ def test_a_real_kitti_file_is_read_as_evo_reads_it(shared: Path) -> None:
 def test_kitti_gaps_are_refused_or_held(tmp_path: Path) -> None:
     trajectory = some_trajectory([2, 3, 6])
     with pytest.raises(
-        Anchor3RError, match=r"4 of 7 frames have no pose \(the first is frame 0\).*--gaps hold"
+        Anchor3RError, match=r"4 of 7 frames have no pose \(the first is frame 0\).*gaps hold"
     ):
         write_kitti(tmp_path / "t.txt", trajectory, frames=range(7))
     assert not list(tmp_path.iterdir())

@@ -4,14 +4,19 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from seeded_vggt import EXPECTED, NAMES, digest_of_names, seeded_output, summary
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.model.checkpoints import save_checkpoint
 from anchor3r.model.vggt import NOT_USED, VGGT, VGGTConfig, VGGTOutput, load_vggt
 from small_vggt import SMALL_VGGT
+
+PUBLIC_NAMES = "b7354ce61f05021c9428114317dfa5ee2bc2db4bc0de0c1058e379878e74a7e4"
+"""Of the public VGGT-1B's tensors that are used here."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +32,30 @@ def reference(shared: Path) -> tuple[dict[str, torch.Tensor], VGGTOutput]:
     stored = load_file(path)
     with torch.inference_mode():
         return stored, load_vggt(path)(stored["input.images"], with_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def seeded() -> VGGTOutput:
+    return seeded_output(SMALL_VGGT)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(f"block.{layer}" for layer in range(SMALL_VGGT.depth))])
+def test_outputs_are_what_they_were_when_they_agreed_with_the_public_code(
+    seeded: VGGTOutput, name: str
+) -> None:
+    kind, _, layer = name.partition(".")
+    assert seeded.block_outputs is not None
+    found = seeded.block_outputs[int(layer)] if layer else getattr(seeded, kind)
+    expected = json.loads(EXPECTED.read_text())[name]
+    np.testing.assert_allclose(summary(found), expected, rtol=0, atol=1e-4 * max(map(abs, expected)))
+
+
+def test_vggt_1b_has_its_public_names_and_shapes() -> None:
+    """The digest of the names and shapes of the public VGGT-1B, those that play no part here left out."""
+    with torch.device("meta"):
+        model = VGGT(VGGTConfig())
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert digest_of_names(shapes) == PUBLIC_NAMES
 
 
 @pytest.mark.parametrize("name", ["patch_tokens", "pose_enc", "points", "points_conf", "depth", "depth_conf"])
@@ -53,9 +82,7 @@ def test_default_config_has_the_names_and_shapes_of_vggt_1b(shared: Path) -> Non
     used = {name: shape for name, shape in public.items() if not name.startswith(NOT_USED)}
     dropped = {name.split(".")[0] for name in public.keys() - used.keys()}
     assert dropped == {"track_head", "aggregator"}
-    with torch.device("meta"):
-        model = VGGT(VGGTConfig())
-    assert {n: list(t.shape) for n, t in model.state_dict().items()} == used
+    assert digest_of_names(used) == PUBLIC_NAMES
 
 
 def test_a_batch_is_its_clips(tiny: VGGT) -> None:

@@ -193,13 +193,13 @@ def test_false_loops_are_cut_and_true_ones_used(route: SyntheticGraph) -> None:
 
 def test_exact_and_iterative_steps_lead_to_the_same_map(route: SyntheticGraph) -> None:
     odometry = estimate_trajectory(route.graph.edges)
-    exact = RefineConfig(direct_size=10**9, relative_tolerance=1e-8)
-    iterative = RefineConfig(direct_size=0, relative_tolerance=1e-8, inner_tolerance=1e-3)
+    exact = RefineConfig(solver="direct", relative_tolerance=1e-8)
+    iterative = RefineConfig(solver="iterative", relative_tolerance=1e-8, inner_tolerance=1e-3)
     a, b = (refine_poses(route.graph, odometry, c)[0].camera_from_world for c in (exact, iterative))
     assert_allclose(a.center(), b.center(), atol=2e-3)
 
 
-def test_units_that_drift_are_followed() -> None:
+def test_scales_that_drift_are_followed() -> None:
     drifting = synthetic_graph(SyntheticConfig(num_frames=1200, scale_drift=5.0))
     odometry = estimate_trajectory(drifting.graph.edges)
     refined, _ = refine_poses(drifting.graph, odometry, RefineConfig(scale="free"))
@@ -209,7 +209,7 @@ def test_units_that_drift_are_followed() -> None:
     assert refined.log_scale[0] == 0
 
 
-def test_free_units_cost_little_where_there_is_no_drift(route: SyntheticGraph) -> None:
+def test_free_scales_cost_little_where_there_is_no_drift(route: SyntheticGraph) -> None:
     odometry = estimate_trajectory(route.graph.edges)
     errors = [
         error_m(refine_poses(route.graph, odometry, RefineConfig(scale=scale))[0].camera_from_world, route)  # type: ignore[arg-type]

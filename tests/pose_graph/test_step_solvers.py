@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, ScaleTies, TwoLevelSolver
+from anchor3r.pose_graph.linalg.sparse import analyse
+from anchor3r.pose_graph.linalg.step_solvers import (
+    NO_TIES,
+    DirectSolver,
+    LinearSystem,
+    ScaleTies,
+    Structure,
+    TwoLevelSolver,
+    make_step_solver,
+)
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, apply_matrix, linearise
 from generated_graphs import SyntheticConfig, synthetic_graph
 
@@ -24,10 +33,13 @@ def system(block: int, damping: float = 0.0) -> LinearSystem:
     return LinearSystem(pose_edges, state, metric, gradient, ties, np.array([0]), damping)
 
 
-def direct(problem: LinearSystem) -> np.ndarray:
-    n, block = problem.gradient.shape
+def structure_of(problem: LinearSystem) -> Structure:
     used = np.ones(len(problem.edges.i), bool)
-    step, count = DirectSolver(problem.edges, problem.ties, used, n, block).solve(problem)
+    return Structure(problem.edges, problem.ties, used, *problem.gradient.shape)
+
+
+def direct(problem: LinearSystem) -> np.ndarray:
+    step, count = DirectSolver(structure_of(problem)).solve(problem)
     assert step is not None
     assert count == 1
     return step
@@ -36,11 +48,7 @@ def direct(problem: LinearSystem) -> np.ndarray:
 @pytest.mark.parametrize("block", [6, 7])
 def test_two_levels_find_the_direct_step(block: int) -> None:
     problem = system(block)
-    n = len(problem.gradient)
-    used = np.ones(len(problem.edges.i), bool)
-    solver = TwoLevelSolver(
-        problem.edges, problem.ties, used, n, block, reach=9, tolerance=1e-9, max_iterations=300
-    )
+    solver = TwoLevelSolver(structure_of(problem), reach=9, tolerance=1e-9, max_iterations=300)
     step, iterations = solver.solve(problem)
     assert step is not None
     assert iterations < 100
@@ -64,11 +72,42 @@ def test_damping_shortens_the_step() -> None:
 def test_a_matrix_that_is_not_positive_definite_is_refused() -> None:
     problem = system(6)
     broken = problem._replace(metric=-problem.metric)
-    n = len(problem.gradient)
-    used = np.ones(len(problem.edges.i), bool)
-    step, _ = DirectSolver(problem.edges, problem.ties, used, n, 6).solve(broken)
+    structure = structure_of(problem)
+    step, _ = DirectSolver(structure).solve(broken)
     assert step is None
-    two_level = TwoLevelSolver(
-        problem.edges, problem.ties, used, n, 6, reach=9, tolerance=0.1, max_iterations=10
-    )
+    two_level = TwoLevelSolver(structure, reach=9, tolerance=0.1, max_iterations=10)
     assert two_level.solve(broken)[0] is None
+
+
+def chosen(n: int, i: np.ndarray, t: np.ndarray, expected_iterations: int = 10) -> type:
+    """The solver that is made for a graph of this structure."""
+    m = len(i)
+    edges = PoseEdges(i, t, np.tile(np.eye(3), (m, 1, 1)), np.zeros((m, 3)))
+    structure = Structure(edges, NO_TIES, np.ones(m, bool), n, 6)
+    return type(
+        make_step_solver(
+            structure, "auto", tolerance=0.1, max_iterations=100, expected_iterations=expected_iterations
+        )
+    )
+
+
+def test_the_structure_decides_how_steps_are_found() -> None:
+    anchor = np.repeat(np.arange(60, 4000), 9)
+    keyframes = 6 * (anchor // 6 - np.tile(np.arange(1, 10), 3940))
+    assert chosen(4000, keyframes, anchor) is DirectSolver  # windows that reach back over keyframes
+    grid = np.arange(50 * 50).reshape(50, 50)
+    i, t = (np.concatenate([grid[a, b].ravel() for a, b in pair]) for pair in (
+        ((slice(1, None), slice(None)), (slice(None), slice(1, None))),
+        ((slice(None, -1), slice(None)), (slice(None), slice(None, -1))),
+    ))  # fmt: skip
+    assert chosen(2500, i, t) is DirectSolver
+    route = synthetic_graph(SyntheticConfig(num_frames=6000)).graph.edges
+    assert chosen(6000, route.frame_i, route.frame_t) is TwoLevelSolver  # many passes of every street
+
+
+def test_the_cost_of_a_factor_is_that_of_its_entries() -> None:
+    """A full matrix: n³ / 3 operations and n² entries, to first order."""
+    i, t = np.triu_indices(40, 1)
+    operations, entries = analyse(40, i, t).factor_cost(6)
+    assert operations == pytest.approx(240**3 / 3, rel=1e-3)
+    assert entries == pytest.approx(240**2, rel=1e-3)

@@ -16,12 +16,10 @@ def _pixels(count: int = 300) -> np.ndarray:
 def test_a_slanted_plane_stays_one() -> None:
     pixel, normal = _pixels(), np.array([0.1, 0.3, 0.2])
     rays = np.column_stack([(pixel - CAMERA[2:4]) / CAMERA[:2], np.ones(len(pixel))])
-    points, confidence = densified(
-        np.full((150, 200), 90, np.uint8), CAMERA, pixel, 1 / (rays @ normal), NOBODY
-    )
+    points, sigma = densified(np.full((150, 200), 90, np.uint8), CAMERA, pixel, 1 / (rays @ normal), NOBODY)
     there = np.isfinite(points[..., 0])
     assert there.mean() > 0.95
-    assert np.array_equal(there, confidence > 0)
+    assert np.array_equal(there, np.isfinite(sigma))
     off = np.abs(points[there] @ normal - 1)
     assert np.quantile(off, 0.95) < 0.02
     assert off.max() < 0.1  # in a corner, beyond the last point
@@ -44,9 +42,9 @@ def test_depth_does_not_cross_an_edge() -> None:
 def test_scattered_depths_are_less_sure_than_agreeing_ones() -> None:
     pixel, rng = _pixels(), np.random.default_rng(1)
     depth = np.where(pixel[:, 0] < 100, 3.0, 3.0 * np.exp(rng.normal(0, 0.3, len(pixel))))
-    _, confidence = densified(np.full((150, 200), 90, np.uint8), CAMERA, pixel, depth, NOBODY)
-    middle = confidence.shape[1] // 2
-    assert np.median(confidence[:, : middle - 5]) > 3 * np.median(confidence[:, middle + 5 :])
+    _, sigma = densified(np.full((150, 200), 90, np.uint8), CAMERA, pixel, depth, NOBODY)
+    middle = sigma.shape[1] // 2
+    assert 3 * np.median(sigma[:, : middle - 5]) < np.median(sigma[:, middle + 5 :])
 
 
 def test_around_movers_and_far_from_points_there_is_nothing() -> None:
@@ -59,7 +57,7 @@ def test_around_movers_and_far_from_points_there_is_nothing() -> None:
     assert np.isfinite(points[:, : columns * 50 // 200]).mean() > 0.95
     empty, nothing = densified(np.full((150, 200), 90, np.uint8), CAMERA, NOBODY, np.empty(0), NOBODY)
     assert np.isnan(empty).all()
-    assert not nothing.any()
+    assert np.isinf(nothing).all()
 
 
 @pytest.mark.parametrize("scale", [1, 2, 3])

@@ -1,16 +1,20 @@
 """The network as a predictor: windows, order of members, snapshots, sizes, bad checkpoints."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import Pinhole
+from anchor3r.geometry import SE3, Pinhole, quat_from_rotation
+from anchor3r.model.cache import ImageCache
 from anchor3r.model.checkpoints import file_digest, save_checkpoint
 from anchor3r.model.config import PRESETS, MatchingConfig, shrunk
-from anchor3r.model.network import Anchor3RNetwork
+from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.pipeline.mapper import Mapper
 from anchor3r.predictors.network.predictor import NetworkPredictor, NetworkPredictorConfig, network_size
 from anchor3r.predictors.network.window_estimation import WindowEstimationConfig
 from anchor3r.sources.frame import Frame
@@ -142,6 +146,76 @@ def test_sizes_follow_the_aspect_ratio(frame_size: tuple[int, int], aspect: floa
     assert width % 16 == 0
     assert abs(np.log(width / height / aspect)) < 0.12
     assert 9_000 < height * width < 17_000
+
+
+def test_half_precision_halves_the_cache_and_says_nearly_the_same() -> None:
+    stream = frames(5)
+    exact, half = (
+        NetworkPredictor(
+            make_network("small"), name="test", config=NetworkPredictorConfig(long_side=56), dtype=dtype
+        )
+        for dtype in ("float32", "bfloat16")
+    )
+    for frame in stream:
+        a, b = exact.step(frame), half.step(frame)
+    assert half.settings["dtype"] == "bfloat16"
+    assert exact._stream is not None
+    assert half._stream is not None
+    assert 2 * half._stream.cache.nbytes == exact._stream.cache.nbytes
+    difference = np.abs(a.points_in_anchor - b.points_in_anchor)  # type: ignore[operator]
+    assert 0 < difference.max() < 0.05 * np.abs(a.points_in_anchor).max()  # type: ignore[arg-type]
+    again = NetworkPredictor(
+        make_network("small"), name="test", config=NetworkPredictorConfig(long_side=56), dtype="bfloat16"
+    )
+    again.restore({name: np.array(value) for name, value in half.snapshot().items()})
+    frame = frames(6)[5]
+    assert np.array_equal(again.step(frame).points_in_anchor, half.step(frame).points_in_anchor)  # type: ignore[arg-type]
+
+
+def test_raw_predictions_unless_the_checkpoint_asks_for_more() -> None:
+    stream = frames(4)
+    network = make_network()
+    stem = replace(network.config.matching, window_estimation=False)  # type: ignore[type-var]
+    raw = Anchor3RNetwork(replace(network.config, matching=stem)).eval()
+    raw.load_state_dict(network.state_dict())
+    measured = [step for p in [NetworkPredictor(raw, name="raw")] for step in map(p.step, stream)]
+    assert measured[-1].covariance is None
+    cache = raw.new_cache(*network_size(48, 64, raw.config, NetworkPredictorConfig()))
+    for frame in stream:
+        pixels = torch.from_numpy(frame.image).permute(2, 0, 1)[None].float() / 255
+        camera = torch.tensor([[CAMERA.fx, CAMERA.fy, CAMERA.cx, CAMERA.cy]], dtype=torch.float32)
+        with torch.inference_mode():
+            output = raw.stream(pixels, cache, camera)
+    by_age = dict(zip(output.ages[0].tolist(), output.poses[-1][0].tolist(), strict=True))
+    expected = [by_age[age][:3] for age in (3, 2, 1)]
+    np.testing.assert_allclose(measured[-1].member_from_anchor_translation, expected, atol=1e-6)
+    estimated = [step for p in [predictor()] for step in map(p.step, stream)]
+    assert estimated[-1].covariance is not None
+
+
+def test_a_first_centric_network_maps_the_true_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its poses are T_t T_1⁻¹: if they are exact, so is every pose of the map, in one component."""
+    network = Anchor3RNetwork(shrunk(PRESETS["small"], window=3, gauge="first")).eval()
+    truth = SE3.exp(np.cumsum(0.1 * np.random.default_rng(3).standard_normal((8, 6)), 0))
+    stream, seen = network.stream, []
+
+    def exact(image: Tensor, cache: ImageCache, camera: Tensor | None = None) -> WindowOutput:
+        pose = truth[len(seen)] @ truth[0].inverse()
+        seen.append(pose)
+        quat = quat_from_rotation(pose.rotation)[[1, 2, 3, 0]]
+        raw = np.concatenate([pose.translation, quat, [1.0, 1.0]])
+        return replace(stream(image, cache, camera), poses=[torch.from_numpy(raw).view(1, 1, 9)])
+
+    monkeypatch.setattr(network, "stream", exact)
+    config = NetworkPredictorConfig(long_side=56)
+    mapper = Mapper(NetworkPredictor(network, name="first", config=config))
+    updates = [mapper.step(frame) for frame in frames(8)]
+    assert {update.component for update in updates} == {0}
+    assert updates[5].prediction.members.tolist() == [0]
+    for update, pose in zip(updates, truth, strict=True):
+        expected = pose @ truth[0].inverse()
+        assert update.camera_from_world is not None
+        np.testing.assert_allclose(update.camera_from_world.matrix(), expected.matrix(), atol=1e-6)
 
 
 def test_checkpoints_load_or_say_why_not(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.heads import DPTHead
 from anchor3r.model.vggt import VGGT
 from anchor3r.predictors import WindowPrediction, WindowStatus
+from anchor3r.predictors.confidence import from_learned
 from anchor3r.predictors.images import camera_from_fov
 from anchor3r.predictors.vggt import (
     DepthMap,
@@ -58,7 +59,7 @@ def test_a_window_is_the_clip_with_its_anchor_first() -> None:
     np.testing.assert_allclose(prediction.member_from_anchor_rotation, relative.rotation, atol=1e-4)
     np.testing.assert_allclose(prediction.member_from_anchor_translation, relative.translation, atol=1e-4)
     np.testing.assert_allclose(prediction.points_in_anchor[..., 2], expected.depth[0, ..., 0], rtol=1e-4)
-    np.testing.assert_allclose(prediction.points_confidence, expected.depth_conf[0], rtol=1e-4)
+    np.testing.assert_allclose(prediction.points_confidence, from_learned(expected.depth_conf[0]), rtol=1e-4)
     assert np.linalg.norm(prediction.descriptor) == pytest.approx(1)
 
 

@@ -183,7 +183,7 @@ def test_a_change_of_size_is_an_error(folder: Path) -> None:
     source = open_source(str(folder))
     frames = iter(source)
     assert [next(frames).index for _ in range(5)] == list(range(5))
-    with pytest.raises(Anchor3RError, match=r"shot5.png is 8×7, but the stream began with 8×6.*--start"):
+    with pytest.raises(Anchor3RError, match=r"shot5.png is 8×7, but the stream began with 8×6.*start"):
         next(frames)
     with pytest.raises(Anchor3RError, match=r"shot5.png"):
         source.read(5)
@@ -236,7 +236,7 @@ def test_an_impossible_cut_is_an_error(folder: Path, cut: dict[str, int]) -> Non
 
 
 def test_a_start_beyond_the_end_is_an_error(folder: Path) -> None:
-    with pytest.raises(Anchor3RError, match=r"first frame wanted of .* is 12, but it has 12 frames.*--start"):
+    with pytest.raises(Anchor3RError, match=r"first frame wanted of .* is 12, but it has 12 frames.*start"):
         open_source(str(folder), start=12)
 
 

@@ -43,11 +43,11 @@ def test_maps_and_their_words_do_not_tell_it(tmp_path: Path, capsys: pytest.Capt
     with serving(web_server(clip, "video/mp4")) as port:
         address = f"http://user:s3cret@127.0.0.1:{port}/clip"
         options = ("--predictor", "features", "--out", str(folder))
-        assert main(["map", address, *options, "--stop", "3"]) == 0
-        assert main(["map", address, *options, "--resume"]) == 0
+        assert main(["map", address, *options, "--stop", "3"]) == 1  # too few frames for a pose
+        assert main(["map", address, *options, "--resume"]) == 1
         assert main(["map", address, *options]) == 1
     captured = capsys.readouterr()
-    assert f"user:***@127.0.0.1:{port}/clip" in captured.out
+    assert f"user:***@127.0.0.1:{port}/clip" in captured.err
     assert "s3cret" not in captured.out + captured.err
     with load_map(folder) as scene_map:
         assert scene_map.num_frames == 5

@@ -89,7 +89,7 @@ def test_frames_without_truth_are_refused() -> None:
     rng = np.random.default_rng(0)
     frame = WallSequence(rng, (48, 64), 1).read(0)
     bare = type(frame)(index=7, timestamp_s=0, image=frame.image)
-    with pytest.raises(ValueError, match="frame 7 lacks depth, pose or intrinsics"):
+    with pytest.raises(ValueError, match="frame 7 lacks pose or intrinsics"):
         make_clip([bare], (48, 64), rng, AugmentConfig())
 
 

@@ -13,13 +13,19 @@ import torch
 from toy_data import wall_recipe
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.model.checkpoints import save_checkpoint
+from anchor3r.model.config import PRESETS, Gauge, shrunk
+from anchor3r.model.network import Anchor3RNetwork
+from anchor3r.predictors.network.predictor import NetworkPredictor
 from anchor3r.training import trainer as trainer_module
+from anchor3r.training.clips import Clips
 from anchor3r.training.data import FIRST_TRAINING_SEED, ClipBatches, WorldSet
 from anchor3r.training.distributed import Processes
 from anchor3r.training.journal import read_log
+from anchor3r.training.losses import LossConfig, quaternions_xyzw, relative_poses
 from anchor3r.training.recipes import OptimiserConfig, Recipe, load_recipe
 from anchor3r.training.trainer import RunConfig, Trainer
-from anchor3r.training.validation import STRIDE, VALIDATION_SEED, Scores, validate
+from anchor3r.training.validation import STRIDE, VALIDATION_SEED, neighbour_poses, validate
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
@@ -78,7 +84,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
     run(wall_recipe(steps=1), tmp_path)
-    with pytest.raises(Anchor3RError, match="--resume"):
+    with pytest.raises(Anchor3RError, match="resume"):
         run(wall_recipe(steps=1), tmp_path)
 
 
@@ -139,12 +145,86 @@ def test_clips_are_functions_of_their_number() -> None:
 
 def test_validation_sees_other_clips_than_training(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = wall_recipe()
-    from anchor3r.model.network import Anchor3RNetwork
+    monkeypatch.setattr("anchor3r.training.validation.NUM_BATCHES", 2)
+    seen: list[torch.Tensor] = []
+    draw = ClipBatches.__getitem__
 
-    scores = validate(Anchor3RNetwork(recipe.network), recipe, ALONE)
-    assert isinstance(scores, Scores)
-    assert {"rotation_deg", "direction_deg", "depth_rel", "match_px", "score"} <= scores.numbers.keys()
+    def noted(data: ClipBatches, index: int) -> Clips:
+        seen.append(draw(data, index).cameras)
+        return draw(data, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClipBatches, "__getitem__", noted)
+        scores = validate(Anchor3RNetwork(recipe.network), recipe, ALONE)
+    assert {"rotation_deg", "direction_deg", "depth_rel", "match_px", "score"} == scores.numbers.keys()
+    assert all(np.isfinite(value) for value in scores.numbers.values())
     assert scores.picture.ndim == 3
+    assert len(seen) == 2
+    for number in range(2 * STRIDE):
+        trained_on = ClipBatches(recipe.data, 1)[number].cameras
+        assert not any(torch.equal(cameras, trained_on) for cameras in seen)
+
+
+@pytest.mark.parametrize("gauge", ["current", "first"])
+def test_a_vision_transformer_learns_with_the_loss_of_the_paper(tmp_path: Path, gauge: Gauge) -> None:
+    network = shrunk(PRESETS["small"], window=3, gauge=gauge)
+    optimiser = OptimiserConfig(learning_rate=2e-3, warmup_steps=5)
+    recipe = wall_recipe(steps=30, network=network, loss=LossConfig(), optimiser=optimiser)
+    recipe = replace(recipe, data=replace(recipe.data, sizes=((28, 42), (42, 56))))
+    trainer = run(recipe, tmp_path)
+    curve = losses(tmp_path)
+    assert np.mean(curve[-5:]) < 0.7 * np.mean(curve[:5])
+    assert np.isfinite(trainer.best_score)
+    assert NetworkPredictor.load(tmp_path / "best.safetensors").window == 3
+
+
+def test_the_first_gauge_is_scored_by_the_poses_that_it_implies() -> None:
+    """A network that predicts T_t T_1⁻¹ exactly has no error between neighbours."""
+    clips = ClipBatches(wall_recipe().data, 1)[0]
+    num_frames = clips.images.shape[1]
+    truth = relative_poses(clips.camera_from_world, torch.arange(num_frames).view(1, -1, 1), "first")
+    pose = torch.cat(
+        [truth[0, ..., :3, 3], quaternions_xyzw(truth[0, ..., :3, :3]), torch.ones(num_frames, 1, 2)], -1
+    )
+    network = Anchor3RNetwork(shrunk(PRESETS["small"], window=3, gauge="first")).eval()
+    with torch.no_grad():
+        output = network(torch.rand(1, num_frames, 3, 28, 42))
+    found = neighbour_poses(replace(output, poses=[pose]), 1, num_frames)
+    expected = clips.camera_from_world[0, :-1] @ torch.linalg.inv(clips.camera_from_world[0, 1:])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float((truth[0, -1, 0] - torch.eye(4)).abs().max()) > 0.01, "the target is not the identity"
+
+
+def test_an_encoder_that_is_given_is_taken_and_kept_if_frozen(tmp_path: Path) -> None:
+    given = Anchor3RNetwork(wall_recipe().network)
+    checkpoint = tmp_path / "given.safetensors"
+    save_checkpoint(checkpoint, given.state_dict(), config=given.config.to_json())
+    loss = replace(wall_recipe().loss, match_weight=0.0)
+    recipe = wall_recipe(steps=2, encoder_init=str(checkpoint), freeze_encoder=True, loss=loss)
+    recipe = replace(recipe, data=replace(recipe.data, seed=5))
+    trained = run(recipe, tmp_path / "run").model.state_dict()
+    for name, value in given.state_dict().items():
+        assert torch.equal(value, trained[name]) == name.startswith(("encoder.", "matcher.")), name
+
+
+def test_variants_change_one_thing_each() -> None:
+    plain = load_recipe("ablation")
+    assert load_recipe("ablation", variant="baseline") == replace(plain, name="ablation-baseline")
+    for variant, expected in {
+        "pose-cache": {"cache_pose_tokens": True}, "first-centric": {"gauge": "first"},
+        "window-5": {"window": 5}, "window-15": {"window": 15},
+    }.items():  # fmt: skip
+        varied = load_recipe("ablation", variant=variant)
+        assert varied.network == replace(plain.network, **expected)  # type: ignore[arg-type]
+        assert replace(varied, name="ablation", network=plain.network) == plain
+    scratch = load_recipe("ablation", variant="scratch")
+    assert scratch.encoder_init is None
+    assert not scratch.freeze_encoder
+    assert load_recipe("ablation-small", ("kitti:a/00",), variant="window-15").network.window == 15
+    with pytest.raises(Anchor3RError, match="no variant is called 'w20'"):
+        load_recipe("ablation", variant="w20")
+    with pytest.raises(Anchor3RError, match="'tiny' has no variants"):
+        load_recipe("tiny", variant="baseline")
 
 
 def test_validation_and_other_seeds_see_other_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +250,12 @@ def test_recipes_by_name() -> None:
     assert load_recipe("tiny", seed=3).data.seed == 3
     with pytest.raises(Anchor3RError, match="seed is -1"):
         load_recipe("tiny", seed=-1)
-    assert load_recipe("paper", ("kitti:somewhere/00",)).data.num_frames == 48
+    sets = ((WorldSet(), 1.0),)
+    assert load_recipe("paper", sets=sets).data.num_frames == 48
+    assert load_recipe("paper", sets=sets).data.sets == sets
     with pytest.raises(Anchor3RError, match="brings no data"):
         load_recipe("paper")
-    with pytest.raises(Anchor3RError, match="there are paper, ablation-small, tiny"):
+    with pytest.raises(Anchor3RError, match="there are paper, ablation-small, ablation, tiny"):
         load_recipe("large")
 
 

@@ -25,14 +25,17 @@ class WallSequence:
         turn = np.cumsum(0.01 * rng.standard_normal((count, 3)), 0)
         centers = np.cumsum(rng.normal([0.05, 0, 0.05], 0.02, (count, 3)), 0)
         rotation = so3_exp(turn)
-        self.poses = SE3(rotation, -(rotation @ centers[..., None])[..., 0])
+        self.camera_from_world = SE3(rotation, -(rotation @ centers[..., None])[..., 0])
 
     @property
     def num_frames(self) -> int:
-        return len(self.poses)
+        return len(self.camera_from_world)
+
+    def poses(self) -> list[SE3 | None]:
+        return [self.camera_from_world[k] for k in range(len(self.camera_from_world))]
 
     def read(self, index: int) -> Frame:
-        camera, pose = self.camera, self.poses[index]
+        camera, pose = self.camera, self.camera_from_world[index]
         # Pixel -> ray in the world -> the wall: a homography from pixels to texture coordinates.
         wall = np.array([[100, 0, 600], [0, 100, 400], [0, 0, 1.0]])
         center = pose.center()
@@ -66,6 +69,9 @@ class WallSet:
 
     def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
         return WallSequence(rng, size, 6)
+
+    def held_out(self) -> "WallSet":
+        return self
 
 
 def wall_recipe(*, steps: int = 4, clips: int = 1, frames: int = 4, **changes: object) -> Recipe:

@@ -23,12 +23,14 @@ EXECUTABLE = shutil.which("chromium") or shutil.which("google-chrome")
 _FLAGS = (
     "--headless", "--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
     "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--mute-audio", "--remote-debugging-port=0", "--window-size=900,600",
+    "--disable-sync", "--mute-audio", "--remote-debugging-port=0", "--window-size=900,560",
 )  # fmt: skip
 _FEW_PIXELS = 60
+PATIENCE_S = 40.0
+"""Longest wait for anything; what a busy machine does in a few seconds never comes if it has not by then."""
 
 
-def eventually(what: str, holds: Callable[[], Any], seconds: float = 240.0) -> Any:
+def eventually(what: str, holds: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
     """Waits for something to become true and returns it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -145,7 +147,7 @@ class Page:
             same_size = before.shape == after.shape
             return after if same_size and (before != after).any(-1).sum() < _FEW_PIXELS else None
 
-        until = time.monotonic() + 120
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if (picture := same()) is not None:
                 return picture

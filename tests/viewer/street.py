@@ -47,7 +47,7 @@ def street_prediction(index: int) -> WindowPrediction:
         member_from_anchor_translation=np.empty((0, 3)),
         confidence=np.empty(0),
         points_in_anchor=points.astype(np.float32),
-        points_confidence=(10 - along).astype(np.float32),
+        points_confidence=((10 - along) / 8).clip(0, 1).astype(np.float32),
         status=WindowStatus.OK,
     )
 

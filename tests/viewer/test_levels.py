@@ -228,7 +228,7 @@ def test_ground_truth_is_aligned_with_the_poses(tmp_path: Path) -> None:
         store.write_trajectory("half", replace(online, center=online.center / 2))
     with MapContents(folder) as contents:
         contents.refresh()
-        aligned = contents.aligned_truth("half")
+        aligned = contents.aligned_truth(contents.poses("half"))
         assert aligned is not None
         centers, unit = aligned
         assert_allclose(centers, online.center / 2, atol=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
 from dataclasses import replace
@@ -19,7 +20,7 @@ from anchor3r.viewer.contents import MapContents
 
 pytest.importorskip("viser", reason="the viewer extra is not installed")
 from anchor3r.viewer import server as serving
-from anchor3r.viewer.page import whole_map
+from anchor3r.viewer.viewpoints import picked
 
 
 def words(folder: Path, **settings: float) -> str:
@@ -27,10 +28,7 @@ def words(folder: Path, **settings: float) -> str:
     with MapContents(folder) as contents:
         contents.refresh()
         contents.build()
-        if len(contents.online):
-            chosen = whole_map(contents, 1000)
-        else:
-            chosen = serving.ViewSettings(poses="online", first=0, last=1)
+        chosen = serving.ViewSettings(poses="online", first=0, last=1000)
         return serving.in_words(contents, replace(chosen, **settings), 0, growing=False)
 
 
@@ -41,7 +39,7 @@ def test_a_taken_port_gives_the_next() -> None:
 
 
 def test_a_host_of_another_machine_is_refused() -> None:
-    with pytest.raises(Anchor3RError, match="choose another --host"):
+    with pytest.raises(Anchor3RError, match="choose another host"):
         serving.free_port("203.0.113.1", 8080)
 
 
@@ -62,8 +60,8 @@ def test_new_clients_look_at_the_map_as_it_has_become(
             pass
         looked_at.append(server._server.initial_camera.look_at[2])
         server.close()
-    assert looked_at[0] == looked_at[1] < 3, "a little growth changes nothing"
-    assert 10 < looked_at[2] < 20, "the middle of a street of 30 m"
+    assert looked_at[0] == looked_at[1] < 6, "a little growth changes nothing"
+    assert 12 < looked_at[2] < 22, "the middle of a street of 30 m and what is seen at its end"
 
 
 def test_an_empty_map_has_words(tmp_path: Path) -> None:
@@ -100,10 +98,9 @@ def test_a_page_is_one_file_that_holds_the_map(
     assert [file.name for file in site.iterdir()] == ["index.html"]
     page = (site / "index.html").read_text()
     assert "60 frames, offline poses" in page
-    assert "__VISER_EMBED_DATA__" in page
     said = capsys.readouterr().out
     assert 3000 < int(said.split(" points")[0].split()[-1].replace(",", "")) <= 5000
-    assert "viser" not in said, "only the command speaks"
+    assert not re.search(r"https?://|import ", page), "it loads nothing"
     assert main(["view", str(street), "--save", str(site), "--points", "500", "--poses", "online"]) == 0
     assert "60 frames, online poses" in (site / "index.html").read_text()
     assert main(["view", str(street), "--save", str(site), "--poses", "off10"]) == 1
@@ -112,8 +109,8 @@ def test_a_page_is_one_file_that_holds_the_map(
 
 def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:
     points = np.array([[0, 0, 9], [0.01, 0, 5], [2, 0, 5], [0, 0, -1]], np.float32)
-    found = serving.picked((0, 0, 0), (0, 0, 2), points)
+    found = picked((0, 0, 0), (0, 0, 2), points)
     assert found is not None
     assert_allclose(found, points[1])
-    assert serving.picked((0, 0, 0), (0, 1, 0), points) is None
-    assert serving.picked((0, 0, 0), (0, 0, 1), points[:0]) is None
+    assert picked((0, 0, 0), (0, 1, 0), points) is None
+    assert picked((0, 0, 0), (0, 0, 1), points[:0]) is None

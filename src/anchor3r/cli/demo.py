@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anchor3r.cli.map import NOT_A_RECONSTRUCTION, stream
+from anchor3r.cli.map import stream
 from anchor3r.cli.refine import refining_progress
-from anchor3r.cli.render import PICTURE_SIZE
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
+from anchor3r.report.map_outputs import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
-MEASURED = 1.3
-"""The tiny network's confidence in points that its windows have measured; the sky, for one, stays below."""
 VOXEL_M = 0.1
 
 
@@ -49,7 +48,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads
     with refining_progress() as show:
         refinement = refine_map(out / "map", RefineSettings(threads=threads), progress=show)
     summary["refinement"] = refinement
-    summary["trajectories"] = evaluate(out, min_confidence=MEASURED if name == "tiny" else 0)
+    summary["trajectories"] = evaluate(out)
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
     print(f"{refinement['accepted']} of {refinement['loop_events']} loop events accepted")
@@ -58,7 +57,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads
     print(f"everything is in {out}")
 
 
-def evaluate(out: Path, *, min_confidence: float) -> dict[str, dict[str, Any]]:
+def evaluate(out: Path) -> dict[str, dict[str, Any]]:
     """Scores every trajectory of out/map against the ground truth; draws and writes the cloud of the best."""
     import numpy as np
 
@@ -66,15 +65,15 @@ def evaluate(out: Path, *, min_confidence: float) -> dict[str, dict[str, Any]]:
     from anchor3r.evaluation.scoring import score_poses
     from anchor3r.export.selection import map_clouds
     from anchor3r.io.pointcloud import voxel_downsampled, write_ply
-    from anchor3r.report.picture import View, scene_of, write_picture
+    from anchor3r.report.picture import View, scenes_of, write_picture
     from anchor3r.store import load_map
 
     with load_map(out / "map") as scene_map:
         metrics, scored = score_poses(scene_map, Alignment.SIM3, out, "demo")
         best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
         voxel = VOXEL_M / float(scored[best].errors.true_from_estimated.scale)
-        clouds = map_clouds(scene_map, poses=best, min_confidence=min_confidence)
+        clouds = map_clouds(scene_map, poses=best)
         write_ply(out / "cloud.ply", voxel_downsampled(clouds, voxel, scratch=out))
-        scene = scene_of(scene_map, best, min_confidence=min_confidence)
-        write_picture(out / "map.png", scene, view=View.BOTH, size=PICTURE_SIZE)
+        scenes = scenes_of(scene_map, best)
+        write_picture(out / "map.png", scenes, view=View.BOTH, size=PICTURE_SIZE)
     return metrics

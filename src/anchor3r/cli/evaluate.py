@@ -33,7 +33,7 @@ def trajectory(
     estimate_format: Format = "auto",
     reference_format: Format = "auto",
     max_time_difference: float = 0.02,
-    poses: str = "online",
+    poses: str | None = None,
     out: Path | None = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def trajectory(
         estimate_format: What the estimate is; auto tells from its first line.
         reference_format: What the reference is.
         max_time_difference: Seconds between poses that are paired.
-        poses: Which poses of a map, such as online.
+        poses: Which poses of a map: online or offline; offline if it was refined.
         out: Folder for figures.
         as_json: Print JSON.
     """

@@ -15,7 +15,7 @@ from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.progress import progress
 from anchor3r.cli.view import beside
 from anchor3r.errors import Anchor3RError, is_interrupt
-from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, MapSettings
 
 if TYPE_CHECKING:
     from anchor3r.pipeline.mapper import Update
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from anchor3r.sources.images import PhotoSequence
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
-NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 _DEFAULTS = MapSettings()
 _TOLD_GAPS = 5
 """Parts without a pose that the summary names."""
@@ -82,12 +81,17 @@ def map_source(
         with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
             stream(run)
         summary = run.summary()
-        if as_json:
-            print(json.dumps(summary), flush=True)
-        if summary["failure"] is not None:
-            raise Anchor3RError(summary["failure"])
-        if not as_json:
-            print(_in_words(summary), flush=True)
+        _tell(summary, as_json=as_json)
+
+
+def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Prints the summary; of a map without a pose only as JSON, and ends with an error."""
+    if as_json:
+        print(json.dumps(summary), flush=True)
+    if summary["failure"] is not None:
+        raise Anchor3RError(summary["failure"])
+    if not as_json:
+        print(_in_words(summary), flush=True)
 
 
 def _tell_of_photographs(images: PhotoSequence) -> None:

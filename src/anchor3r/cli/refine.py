@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from anchor3r.cli.map import NOT_A_RECONSTRUCTION, Switch
+from anchor3r.cli.map import Switch
 from anchor3r.cli.progress import progress
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.store import OFFLINE
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import tyro
 
-from anchor3r.cli.map import NOT_A_RECONSTRUCTION
-
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
@@ -24,13 +22,9 @@ def report(
         out: HTML file to write.
         poses: online, or the name of a refinement; the refined ones if there are any.
     """
-    from anchor3r.report.page import write_report
-    from anchor3r.store import best_poses, load_map
+    from anchor3r.report.map_outputs import report_map
 
-    with load_map(folder) as scene_map:
-        poses = poses or best_poses(scene_map.trajectory_names())
-        notice = NOT_A_RECONSTRUCTION if scene_map.meta.get("ground_truth_predictor") else ""
-        warnings = write_report(out, scene_map, poses, notice=notice)
-    print(f"{out}: a page about {folder} ({poses} poses), {len(warnings)} warnings")
+    warnings = report_map(folder, out, poses)
+    print(f"{out}: a page about {folder}, {len(warnings)} warnings")
     for warning in warnings:
         print(f"  {warning}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
 if TYPE_CHECKING:
+    from anchor3r.training.data import SequenceSet
     from anchor3r.training.recipes import Recipe
     from anchor3r.training.trainer import Progress
+
+    Sets = tuple[tuple[SequenceSet, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,38 @@ class MachineOptions:
     """Stop, resumably, after this step."""
 
 
-_NO_VARIANT, _ONE_THREAD = AblationOptions(), MachineOptions()
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What a run is trained on, instead of what the recipe brings itself."""
+
+    data_root: Path | None = None
+    """Folder with a folder (or link) for each data set of the recipe, called by its name in `anchor3r data
+    list`; those that are there are trained on."""
+    data: tuple[str, ...] = ()
+    """What to train on: a data set as tartanair:ROOT, your own map as map:FOLDER, or sequences as
+    kitti:ROOT/00, tum:DIR, 7scenes:DIR, …"""
+    held_out: tuple[str, ...] = ()
+    """The same, to validate on. Otherwise one of fifty places of each data set is."""
+
+    def opened(self, recipe: str) -> dict[str, Any]:
+        """What is trained on and validated on, as arguments of `load_recipe`; says what was found."""
+        from anchor3r.cli.data import index_with_progress
+        from anchor3r.training.mixture import open_mixture, open_sets
+        from anchor3r.training.recipes import load_recipe
+
+        plain = load_recipe(recipe, needs_data=False)
+        sets = open_sets(self.data, plain.data.sampling, index_with_progress)
+        if self.data_root is not None:
+            if not plain.mixture:
+                raise Anchor3RError(f"recipe '{recipe}' has no mixture of data sets; name them with --data")
+            sets = open_mixture(plain.mixture, self.data_root, index_with_progress) + sets
+        held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
+        if sets and os.environ.get("RANK", "0") == "0":
+            _print_sets(sets, plain.data.num_frames)
+        return {"sets": sets, "held_out": held_out}
+
+
+_NO_VARIANT, _ONE_THREAD, _OWN_DATA = AblationOptions(), MachineOptions(), DataOptions()
 
 
 def train(
@@ -65,7 +100,7 @@ def train(
     steps: int | None = None,
     clips: int | None = None,
     accumulate: int | None = None,
-    data: tuple[str, ...] = (),
+    data: tyro.conf.OmitArgPrefixes[DataOptions] = _OWN_DATA,
     init: str | None = None,
     encoder: str | None = None,
     ablation: tyro.conf.OmitArgPrefixes[AblationOptions] = _NO_VARIANT,
@@ -79,7 +114,7 @@ def train(
 
     A run can be stopped or killed at any moment and goes on with --resume as if nothing had happened. On
     several GPUs or machines start it with torchrun; every process takes its own share of each step:
-    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data kitti:DATA/00 …
+    torchrun --nproc-per-node 8 -m anchor3r train paper --out runs/paper --data-root DATA
 
     Args:
         recipe: tiny, paper, ablation-small or ablation.
@@ -88,13 +123,12 @@ def train(
         steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
         clips: Clips of a micro-batch in each process.
         accumulate: Micro-batches of a step.
-        data: Sequences to train on instead of the recipe's, as kitti:ROOT/00, tum:DIR, 7scenes:DIR, …
+        data: What the run is trained on.
         init: Checkpoint to start from.
         encoder: File that the image encoder alone starts from: official DINOv2 weights with registers for a
             vision transformer, one of our checkpoints for a correlation stem.
         ablation: Which variant of an ablation.
-        seed: Of the clips drawn, 0 if not given. A stage that starts from an earlier one takes another seed,
-            and sees new clips.
+        seed: Of the clips drawn, 0 if not given. A later stage takes another one, and sees new clips.
         sharding: ddp or fsdp.
         machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
@@ -105,18 +139,33 @@ def train(
         steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
         sharding=sharding,
     )  # fmt: skip
+    changes |= data.opened(recipe)
     for name, number, folder in ablation.runs(out, seed):
-        chosen = load_recipe(recipe, data, seed=number, variant=name, **changes)
+        chosen = load_recipe(recipe, seed=number, variant=name, **changes)
         _run(chosen, folder, machine, resume=True)
     if ablation.every_variant:
         return
-    chosen = load_recipe(recipe, data, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
+    chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
     if cost:
         from anchor3r.training.cost import step_cost
 
         print(step_cost(chosen).in_words())
         return
     _run(chosen, _folder(out), machine, resume=resume)
+
+
+def _print_sets(sets: Sets, num_frames: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from anchor3r.training.mixture import describe
+
+    table = Table("data set", box=None, pad_edge=False)
+    for column in ("sequences", "held out", "too short", "unusable", "clips", "share"):
+        table.add_column(column, justify="right")
+    for row in describe(sets, num_frames):
+        table.add_row(*row)
+    Console(width=100).print(table)
 
 
 def _given(**values: Any) -> dict[str, Any]:

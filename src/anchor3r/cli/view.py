@@ -34,15 +34,13 @@ def view(
         folder: Folder of the map.
         host: Address to serve at; 0.0.0.0 lets other machines look on.
         port: Port to serve at, or the next free one.
-        save: Instead of serving, write a page into this folder that any static file server can show.
+        save: Instead of serving, write a page into this folder, index.html, that any browser opens by itself.
         points: Most points in a saved page.
         poses: Which poses to begin with: online, or the name of a refinement; the refined ones if not given.
         wait: Wait for the map to be begun, if it is not there yet.
     """
-    _insist_on_viser()
     from anchor3r.store import load_map
     from anchor3r.viewer.page import save_page
-    from anchor3r.viewer.server import serve_map
 
     if not 1 <= port <= 65535:
         raise Anchor3RError(f"--port must lie in 1 … 65535, not {port}")
@@ -54,9 +52,11 @@ def view(
     if save is not None:
         with progress("reading points", 100, "%") as advance:
             page, count = save_page(folder, save, point_budget=points, progress=advance, poses=poses)
-        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; serve its folder, for example")
-        print(f"  python -m http.server --directory {save}")
+        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; any browser opens it")
         return
+    _insist_on_viser()
+    from anchor3r.viewer.server import serve_map
+
     with suppress(KeyboardInterrupt):  # how a view is meant to end
         serve_map(folder, host, port, announce=_announce, wait=wait, poses=poses)
 

@@ -102,6 +102,8 @@ class Picture:
     """If it is another one than the table says."""
     confidence: NDArray[np.float32] | None = None
     """(H, W) in 0–1, how far depth is to be trusted; None where it is true"""
+    pose_confidence: float = 1.0
+    """The same of the pose."""
 
 
 class DataSet(ABC):
@@ -116,6 +118,14 @@ class DataSet(ABC):
     @abstractmethod
     def index(self, files: Files, name: str) -> SequenceTable:
         """Cameras and file names of one sequence."""
+
+    def place(self, name: str) -> str:
+        """What a sequence shows: sequences of one place are trained on, or held out, together."""
+        return name
+
+    def reserved(self, name: str) -> bool:
+        """Whether a sequence is evaluated on, and so never trained on."""
+        return False
 
     def picture(self, files: Files, table: SequenceTable, index: int) -> Picture:
         """Decodes one frame."""
@@ -185,6 +195,7 @@ class Recording:
             depth_m=picture.depth_m,
             camera_from_world=self.table.pose(index),
             depth_confidence=picture.confidence,
+            pose_confidence=picture.pose_confidence,
         )
 
 

@@ -46,6 +46,9 @@ class HyperSim(DataSet):
         folders = [f for scene in files.folders() for f in files.folders(f"{scene}/images")]
         return [f.replace("_geometry_hdf5", "") for f in folders if f.endswith("_geometry_hdf5")]
 
+    def place(self, name: str) -> str:
+        return name.split("/")[0]
+
     def index(self, files: Files, name: str) -> SequenceTable:
         scene, camera = name.split("/")[0], name.rpartition("/scene_")[2]
         detail = f"{scene}/_detail/{camera}"

@@ -28,6 +28,9 @@ class MapFree(DataSet):
         places = [p for p in files.folders("train") or files.folders() if files.exists(f"{p}/poses.txt")]
         return [video for place in places for video in files.folders(place)]
 
+    def place(self, name: str) -> str:
+        return name.rpartition("/")[0]
+
     def index(self, files: Files, name: str) -> SequenceTable:
         place, _, video = name.rpartition("/")
         images = files.files(name, (".jpg", ".png"))

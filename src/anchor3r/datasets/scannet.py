@@ -47,6 +47,9 @@ class ScanNet(DataSet):
         scans = files.folders("scans") or files.folders()
         return [scan for scan in scans if files.exists(_file_of(scan))]
 
+    def place(self, name: str) -> str:
+        return name.rpartition("_")[0]
+
     def index(self, files: Files, name: str) -> SequenceTable:
         path = _file_of(name)
         with files.open(path) as file:

@@ -33,6 +33,9 @@ class Spring(DataSet):
         eyes = [(scene, side) for scene in scenes for side in ("left", "right")]
         return [f"{scene}/{side}" for scene, side in eyes if files.files(f"{scene}/frame_{side}", ".png")]
 
+    def place(self, name: str) -> str:
+        return name.rpartition("/")[0]
+
     def index(self, files: Files, name: str) -> SequenceTable:
         scene, _, side = name.rpartition("/")
         images = files.files(f"{scene}/frame_{side}", ".png")

@@ -37,6 +37,9 @@ class VirtualKitti2(DataSet):
         drives = [drive for drive in drives if files.exists(f"{drive}/extrinsic.txt")]
         return [f"{d}/{c.rpartition('/')[2]}" for d in drives for c in files.folders(f"{d}/frames/rgb")]
 
+    def place(self, name: str) -> str:
+        return name.split("/")[0]
+
     def index(self, files: Files, name: str) -> SequenceTable:
         drive, _, camera = name.rpartition("/")
         images = files.files(f"{drive}/frames/rgb/{camera}", (".jpg", ".png"))

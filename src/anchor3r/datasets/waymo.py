@@ -8,6 +8,7 @@ Exported, as DUSt3R and its followers do it: 00000_1.jpg with 00000_1.npz and, s
 from __future__ import annotations
 
 import io
+import os
 from functools import lru_cache
 from typing import Any
 from zipfile import BadZipFile
@@ -25,6 +26,11 @@ from anchor3r.io.extras import data_library
 from anchor3r.sources.images import read_image
 
 PARTS = ("training", "validation")
+EVALUATED = (
+    "163453191", "183829460", "315615587", "346181117", "371159869", "405841035", "460417311", "520018670",
+    "610454533",
+)  # fmt: skip
+"""How the names of the segments begin that the paper evaluates on."""
 TOP_LIDAR = 1
 SENSOR_FROM_OPENCV = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
 """Waymo's cameras: x forward, y left, z up."""
@@ -57,6 +63,13 @@ class Waymo(DataSet):
         ]
         folders = [f for f in files.folders() if f not in PARTS]
         return parquet + [f"{f}/{c}" for f in folders for c in _CAMERAS if files.exists(f"{f}/00000_{c}.npz")]
+
+    def place(self, name: str) -> str:
+        return name.rpartition("/")[0]
+
+    def reserved(self, name: str) -> bool:
+        segment = self.place(name).rpartition("/")[2].removeprefix("segment-")
+        return segment.startswith(EVALUATED)
 
     def index(self, files: Files, name: str) -> SequenceTable:
         segment, _, camera = name.rpartition("/")
@@ -157,8 +170,13 @@ def _path(component: str, segment: str) -> str:
     return f"{part}/{component}/{name}.parquet"
 
 
-@lru_cache(maxsize=8)
 def _parquet(files: Files, path: str) -> Any:
+    # Workers must not share the place in an open file with the process they were forked from.
+    return _opened_parquet(files, path, os.getpid())
+
+
+@lru_cache(maxsize=8)
+def _opened_parquet(files: Files, path: str, _: int) -> Any:
     return data_library("pyarrow.parquet").ParquetFile(files.open(path))
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
-from anchor3r.store import ONLINE, load_map
+from anchor3r.store import best_poses, load_map
 from anchor3r.trajectory import MIN_ALIGNED_POSES, Trajectory, nearest_in_time
 
 Indices = NDArray[np.intp]
@@ -29,12 +29,16 @@ def associate(
 
 
 def read_poses(
-    path: Path, kind: TrajectoryFormat = TrajectoryFormat.AUTO, *, poses: str = ONLINE
+    path: Path, kind: TrajectoryFormat = TrajectoryFormat.AUTO, *, poses: str | None = None
 ) -> Trajectory:
-    """Reads a trajectory file, or of a map (a folder) the largest component of the poses of that name."""
+    """Reads a trajectory file, or of a map (a folder) the largest component of the poses of that name.
+
+    Without a name they are the refined ones where there are some.
+    """
     if path.is_dir():
         with load_map(path) as scene_map:
-            return scene_map.trajectory(poses).largest_component()
+            chosen = poses or best_poses(scene_map.trajectory_names())
+            return scene_map.trajectory(chosen).largest_component()
     return read_trajectory(path, kind)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from anchor3r.export.cameras import retaken
 from anchor3r.geometry import Pinhole
 from anchor3r.io.pointcloud import Cloud, random_subset, voxel_downsampled
-from anchor3r.store import ONLINE, Map
+from anchor3r.store import LIKELY, ONLINE, Map
 from anchor3r.trajectory import Trajectory
 
 POINT_BUDGET = 1_000_000
@@ -27,7 +27,7 @@ class Selection:
     """Name of the poses, which say where points lie."""
     trajectory: Trajectory
     """Those poses of the frames that were chosen."""
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELY
     """Points below it are left out."""
     voxel: float | None = None
     """One point for each cube of this side, in units of the map; None is every point."""
@@ -60,7 +60,7 @@ def map_clouds(
     scene_map: Map,
     *,
     poses: str = ONLINE,
-    min_confidence: float = 0.0,
+    min_confidence: float = LIKELY,
     frames: Iterable[int] | None = None,
     camera: Pinhole | None = None,
 ) -> Iterator[Cloud]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
-from anchor3r.store import PointMap
+from anchor3r.store import LIKELY, PointMap
 from anchor3r.trajectory import FramePose
 
 
@@ -25,7 +25,7 @@ class TrackConfig:
 
     max_points: int = 200_000
     """Tracks that are begun, over all frames."""
-    min_confidence: float = 0.0
+    min_confidence: float = LIKELY
     """Points below it neither begin nor support a track."""
     depth_tolerance: float = 0.05
     """Largest difference of the depths, as part of the depth."""

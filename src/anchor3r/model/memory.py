@@ -22,10 +22,14 @@ from anchor3r.model.vggt import VGGT, VGGTConfig
 class _LiveBytes(TorchDispatchMode):
     """Adds up the storages that are alive; what existed before is not counted."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[int, int] = {}
-        self.peak = 0
+    live: dict[int, int]
+    """Bytes of each storage, by its identity"""
+    peak: int
+
+    def __enter__(self) -> _LiveBytes:
+        self.live, self.peak = {}, 0
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

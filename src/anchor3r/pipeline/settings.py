@@ -9,6 +9,8 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.predictors.interface import Dtype
 
+NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
+"""What has to be said of every map that the ground-truth predictor made."""
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 

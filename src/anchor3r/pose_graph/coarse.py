@@ -16,7 +16,7 @@ from anchor3r.geometry import SE3
 from anchor3r.pose_graph.averaging.chordal import chordal_poses
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem, minimise
-from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver
+from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, Structure
 from anchor3r.pose_graph.noise import MEDIAN_CHI_SQ_6
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
 from anchor3r.pose_graph.topology import Topology, components_of
@@ -119,7 +119,7 @@ def _solve(edges: PoseEdges, information: Float, is_loop: NDArray[np.bool_], sta
     used = np.ones(len(edges.i), bool)
     state, _ = minimise(
         PoseProblem(edges, used, NO_TIES, topology.gauge, False), state, errors, reestimate,
-        DirectSolver(edges, NO_TIES, used, len(start), 6),
+        DirectSolver(Structure(edges, NO_TIES, used, len(start), 6)),
         max_iterations=_MAX_ITERATIONS, relative_tolerance=_RELATIVE_TOLERANCE,
     )  # fmt: skip
     solved = state.poses()

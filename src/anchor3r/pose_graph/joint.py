@@ -27,7 +27,14 @@ from anchor3r.pose_graph.averaging.scales import (
 )
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
-from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, DirectSolver, ScaleTies, TwoLevelSolver
+from anchor3r.pose_graph.linalg.step_solvers import (
+    NO_TIES,
+    DirectSolver,
+    ScaleTies,
+    Structure,
+    TwoLevelSolver,
+    make_step_solver,
+)
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
@@ -35,7 +42,8 @@ from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
 from anchor3r.pose_graph.verification import EventConfig, EventVerdicts, judge_events
 
-_MAX_REACH = 32  # frames that an edge of the chain spans at most
+_EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
+"""Of conjugate gradients in a step; to the last digit of plain least squares they take many more of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +60,8 @@ class RefineConfig:
     """Steps at most."""
     relative_tolerance: float = 1e-4
     """Converged when a step lowers the cost by less than this part of it; "none" takes 1e-5 of this."""
-    direct_size: int = 6000
-    """Steps are exact while frames × frames that a window spans is at most this; else conjugate gradients."""
+    solver: Literal["auto", "direct", "iterative"] = "auto"
+    """Steps by factorisation or by conjugate gradients; auto takes what the structure makes cheaper."""
     inner_tolerance: float = 0.1
     """Of conjugate gradients, relative to the gradient."""
     inner_iterations: int = 100
@@ -249,12 +257,8 @@ class _Refinement:
 
     def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
         config, n = self._config, len(self.topology.frames)
-        arguments = (problem.edges, problem.ties, self._used, n, problem.block)
-        span = np.abs(self.topology.i - self.topology.t)[self._used & (self._edges.kind != EdgeKind.LOOP)]
-        span = span[span <= _MAX_REACH]
-        reach = int(np.quantile(span, 0.9)) if len(span) else 1
-        if n * reach <= config.direct_size:
-            return DirectSolver(*arguments)
-        return TwoLevelSolver(
-            *arguments, reach=reach, tolerance=config.inner_tolerance, max_iterations=config.inner_iterations
-        )
+        return make_step_solver(
+            Structure(problem.edges, problem.ties, self._used, n, problem.block), config.solver,
+            tolerance=config.inner_tolerance, max_iterations=config.inner_iterations,
+            expected_iterations=_EXPECTED_ITERATIONS[config.loss],
+        )  # fmt: skip

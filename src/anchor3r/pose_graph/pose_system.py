@@ -29,6 +29,9 @@ Float = NDArray[np.float64]
 Index = NDArray[np.integer]
 
 
+_NEGLIGIBLE = 1e-14  # terms of a series that starts with 1
+
+
 class PoseEdges(NamedTuple):
     """The measurements."""
 
@@ -204,6 +207,8 @@ def _twist_jacobian(r: so3.Vector, x: so3.Vector, rotation_t: so3.Matrix, power:
     square = even.copy()
     out[:] = 0.5 * ad + even / 12
     for factor in (-1 / 720, 1 / 30240, -1 / 1209600):
+        if np.abs(even).max() * np.abs(square).max() < _NEGLIGIBLE:  # nearly always: errors are small
+            break
         _multiply(even, square, scratch)
         even[:] = scratch
         out += factor * even

@@ -50,7 +50,8 @@ class WindowPrediction:
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None
-    """(h, w)"""
+    """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; None if all
+    are as sure as can be."""
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0

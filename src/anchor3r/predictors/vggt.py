@@ -24,6 +24,7 @@ from anchor3r.geometry import SE3, rotation_from_quat
 from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.memory import window_bytes
 from anchor3r.model.vggt import VGGT, load_vggt
+from anchor3r.predictors.confidence import from_learned
 from anchor3r.predictors.devices import (
     backbone_precision,
     choose_device,
@@ -266,7 +267,7 @@ def _assemble(
         member_from_anchor_translation=member_from_anchor.translation.astype(np.float64),
         confidence=np.ones(len(views) - 1),
         points_in_anchor=camera.unproject_map(depth_map.depth).astype(np.float32),
-        points_confidence=depth_map.confidence,
+        points_confidence=from_learned(depth_map.confidence),
         intrinsics=camera.resized(anchor.image.shape[1], anchor.image.shape[0]),
         descriptor=(descriptor / descriptor.norm()).cpu().numpy(),
     )

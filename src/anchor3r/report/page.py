@@ -28,7 +28,7 @@ from anchor3r.report.diagnosis import (
     survey_of,
     warnings_of,
 )
-from anchor3r.report.picture import PictureScene, View, picture_png, scene_of
+from anchor3r.report.picture import PictureScene, View, picture_png, scenes_of
 from anchor3r.store import ONLINE, Loop, Map
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
@@ -68,7 +68,8 @@ class _Findings:
     scene_map: Map
     poses: str
     trajectory: Trajectory
-    scene: PictureScene
+    scenes: list[PictureScene]
+    """One a component, the largest first."""
     survey: Survey
     residuals: dict[str, Residuals]
     """By the name of the poses, the chosen ones first."""
@@ -98,7 +99,7 @@ def _gather(scene_map: Map, poses: str, trajectory: Trajectory) -> _Findings:
         scene_map=scene_map,
         poses=poses,
         trajectory=trajectory,
-        scene=scene_of(scene_map, poses, max_points=_SCENE_POINTS),
+        scenes=scenes_of(scene_map, poses, max_points=_SCENE_POINTS),
         survey=survey,
         residuals=residuals,
         warnings=warnings_of(scene_map, trajectory, survey, residuals[poses], config),
@@ -123,7 +124,7 @@ def _page(found: _Findings, notice: str) -> str:
         f'<p class="warn">{escape(notice)}</p>' if notice else "",
         _facts(found),
         _warnings(found.warnings),
-        "<h2>The map</h2>" + _image(picture_png(found.scene, view=View.BOTH, size=PICTURE_SIZE), "png"),
+        "<h2>The map</h2>" + _image(picture_png(found.scenes, view=View.BOTH, size=PICTURE_SIZE), "png"),
         _strip(found),
         "<h2>Over time</h2>" + _charts(_time_charts(found)),
         "<h2>Motion graph</h2>" + _graph(found),
@@ -143,7 +144,7 @@ def _subtitle(found: _Findings, identity: dict[str, Any]) -> str:
 
 
 def _facts(found: _Findings) -> str:
-    scene_map, trajectory, scene = found.scene_map, found.trajectory, found.scene
+    scene_map, trajectory, scene = found.scene_map, found.trajectory, found.scenes[0]
     counts, runtime, loops = scene_map.counts(), scene_map.runtime(), scene_map.loops(found.poses)
     unit = scene.metres_per_unit or 1.0
     path = trajectory.path_length() * unit
@@ -197,8 +198,8 @@ def _time_charts(found: _Findings) -> Iterable[str]:
     online = found.scene_map.trajectory(ONLINE)
     if online.covariance is not None:
         variance = np.trace(online.covariance[:, 3:, 3:], axis1=1, axis2=2)
-        sigma = np.sqrt(variance) * (found.scene.metres_per_unit or 1.0)
-        unit = "m" if found.scene.metres_per_unit else "units"
+        sigma = np.sqrt(variance) * (found.scenes[0].metres_per_unit or 1.0)
+        unit = "m" if found.scenes[0].metres_per_unit else "units"
         label = f"spread of an online position ({unit})"
         yield line_chart(label, *_thinned(online.frames, sigma), x_label="frame")
     if trajectory.log_scale is not None and np.ptp(trajectory.log_scale) > 0:

@@ -1,9 +1,12 @@
-"""Pictures of a map, without a window: its points and paths from above and in perspective, as a PNG."""
+"""Pictures of a map, without a window: its points and paths from above and in perspective, as a PNG.
+
+Parts of a map that no measurement relates have a pane each.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,10 +17,10 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.cameras import frustum_depth, frustum_lines
+from anchor3r.framing import bounds, oblique_axes, standing_point, top_axes, upward
 from anchor3r.io.files import replacing
-from anchor3r.io.pointcloud import Cloud, random_subset
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
-from anchor3r.store import Map
+from anchor3r.store import LIKELY, Map
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 if TYPE_CHECKING:
@@ -28,21 +31,18 @@ TRUTH = "ground truth"
 MAX_FRAMES = 2000
 """Frames whose points are drawn, evenly chosen from more."""
 MAX_POINTS = 1_500_000
+MAX_COMPONENTS = 3
+"""Unrelated parts of a map that are drawn, the largest first."""
 NUM_CAMERAS = 16
-_FARTHEST = 12.0
-"""Points farther from their camera than so many times the median depth are mostly noise."""
 BACKGROUND = "#0f1319"
 _INK = "#e8ebf0"
 _PATH_COLOURS = ("#ff9d2e", "#4fc3f7", "#b388ff")
 _DPI = 100
 _SUPERSAMPLING = 2
-_FIELD_OF_VIEW_DEG = 40.0
-_ELEVATION_DEG = 35.0
-_AZIMUTH_RAD = 0.9
-"""Between the path's main direction and the viewer's."""
-_BULK = (0.03, 0.97)
-"""Quantiles of the points between which the picture is framed."""
-_FITTED_POINTS, _FITTING_ROUNDS = 20_000, 6
+_HALF_ANGLE_DEG = 20.0
+"""Of a view in perspective, across the longer side of the picture."""
+_FITTED_POINTS = 20_000
+"""Points that a picture is framed by, evenly chosen from more."""
 _MARGIN = 0.06
 """Part of the picture that is left free around what is shown."""
 _COVERED = 0.35
@@ -53,86 +53,130 @@ _RADII = (1.5, 6.4)
 
 @dataclass(frozen=True, kw_only=True)
 class PictureScene:
-    """n points and any number of paths in one world."""
+    """What is seen of one component of a map: n points and any number of paths in one world."""
 
+    poses: Trajectory
+    """The poses that place the points."""
     points: NDArray[np.float32]
     """(n, 3)"""
+    normals: NDArray[np.float32]
+    """(n, 3) towards the side from which a point was seen, of any length; NaN where that is not known"""
     colours: NDArray[np.uint8]
     """(n, 3) RGB"""
     below: NDArray[np.bool_]
     """(n,) whether a point is not higher than the camera that saw it, so that no roof hides the path"""
     paths: dict[str, list[NDArray[np.float64]]]
-    """By name, the pieces (m, 3) of each; the first one is that of the poses which place the points"""
+    """By name, the pieces (m, 3) of each; the first one is that of `poses`"""
     cameras: NDArray[np.float64]
     """(k, m, 3) lines that show some of the cameras"""
-    up: NDArray[np.float64]
-    """(3,) of length one"""
     metres_per_unit: float | None
     """None where nothing says how long a unit is."""
+    title: str = ""
+    """What the picture says of the scene."""
 
 
-def scene_of(
-    scene_map: Map, poses: str, *, min_confidence: float = 0.0, max_points: int = MAX_POINTS
-) -> PictureScene:
-    """The map as the chosen poses have it, the other ones and the ground truth beside them."""
+def scenes_of(
+    scene_map: Map, poses: str, *, min_confidence: float = LIKELY, max_points: int = MAX_POINTS
+) -> list[PictureScene]:
+    """The map as the chosen poses have it, the other ones and the ground truth beside them.
+
+    One scene for each component, the largest first, of at most MAX_COMPONENTS.
+    """
     trajectory = scene_map.trajectory(poses)
     if not len(trajectory):
         raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to draw.")
-    up = _up(trajectory)
-    # In place of the confidence, the cloud holds whether each point is below its camera.
-    cloud = random_subset(_flagged(scene_map, trajectory, poses, up, min_confidence), max_points)
-    paths = {poses: _pieces(trajectory)}
-    paths |= {
-        name: _pieces(scene_map.trajectory(name)) for name in scene_map.trajectory_names() if name != poses
-    }
+    assert trajectory.component is not None
+    labels, counts = np.unique(trajectory.component, return_counts=True)
+    largest = labels[np.argsort(-counts, kind="stable")][:MAX_COMPONENTS]
+    scenes = []
+    for k, label in enumerate(largest.tolist()):
+        part = trajectory.select(trajectory.component == label)
+        title = "" if len(labels) == 1 else _component_title(part, k, len(labels))
+        share = max_points * len(part) // len(trajectory) or 1
+        scenes.append(_scene(scene_map, poses, part, title, min_confidence, share))
+    return scenes
+
+
+def _component_title(part: Trajectory, k: int, count: int) -> str:
+    place = f"component {k + 1} of {count}, related to no other"
+    return f"{place}: {len(part)} poses, frames {part.frames[0]}–{part.frames[-1]}"
+
+
+def _scene(
+    scene_map: Map, name: str, poses: Trajectory, title: str, min_confidence: float, max_points: int
+) -> PictureScene:
+    points, normals, colours, below, num_hidden = _points(scene_map, name, poses, min_confidence, max_points)
+    remarks = [title] if title else []
+    if len(poses) == 1:
+        remarks.append("a single pose: the camera has no path")
+    if not len(points):
+        hidden = f"none of its {num_hidden:,} points has a confidence of {min_confidence:g}"
+        remarks.append(hidden if num_hidden else "the map has no points here")
+    paths = {name: [poses.center]}
+    for other in scene_map.trajectory_names():
+        if other != name:
+            found = scene_map.trajectory(other)
+            paths[other] = _pieces(found.select(np.isin(found.frames, poses.frames)))
     truth = scene_map.true_trajectory()
-    world_from_truth = None if truth is None else estimated_from_true_world(trajectory, truth)
+    world_from_truth = None if truth is None else estimated_from_true_world(poses, truth)
     if truth is not None and world_from_truth is not None:
-        paths[TRUTH] = [np.asarray(world_from_truth.apply(truth.center), np.float64)]
+        within = truth.select((truth.frames >= poses.frames[0]) & (truth.frames <= poses.frames[-1]))
+        paths[TRUTH] = [np.asarray(world_from_truth.apply(within.center), np.float64)]
+    some = poses.select(np.unique(np.linspace(0, len(poses) - 1, NUM_CAMERAS).astype(int)))
     return PictureScene(
-        points=cloud.points,
-        colours=cloud.colours,
-        below=cloud.confidence > 0,
+        poses=poses,
+        points=points,
+        normals=normals,
+        colours=colours,
+        below=below,
         paths=paths,
-        cameras=_some_cameras(scene_map, trajectory),
-        up=up,
+        cameras=frustum_lines(some, scene_map.intrinsics(int(poses.frames[0])), _camera_size(poses, points)),
         metres_per_unit=None if world_from_truth is None else float(1 / world_from_truth.scale),
+        title="\n".join(remarks),
     )
 
 
-def _some_cameras(scene_map: Map, trajectory: Trajectory) -> NDArray[np.float64]:
-    some = trajectory.select(np.unique(np.linspace(0, len(trajectory) - 1, NUM_CAMERAS).astype(int)))
-    camera = scene_map.intrinsics(int(trajectory.frames[0]))
-    return frustum_lines(some, camera, frustum_depth(trajectory))
+def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
+    """Depth of a camera's pyramid: as suits the path, or the scene if the path is short beside it."""
+    low, high = bounds(_sample(points), poses.center)
+    return max(frustum_depth(poses), 0.02 * float((high - low).max()))
 
 
-def _up(trajectory: Trajectory) -> NDArray[np.float64]:
-    """Cameras are held upright on average: the mean of their upward axes."""
-    mean = -trajectory.rotation[:, 1].mean(0)
-    length = float(np.linalg.norm(mean))
-    return mean / length if length > 1e-3 else np.array([0.0, -1.0, 0.0])
+def _points(
+    scene_map: Map, name: str, poses: Trajectory, min_confidence: float, max_points: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.bool_], int]:
+    """Points, normals, colours and whether they are below their camera; how many were not sure enough."""
+    frames = poses.frames[:: -(-len(poses) // min(MAX_FRAMES, max_points))].tolist()
+    up, rng, num_hidden = upward(poses), np.random.default_rng(0), 0
+    points, normals = [np.empty((0, 3), np.float32)], [np.empty((0, 3), np.float32)]
+    colours, below = [np.empty((0, 3), np.uint8)], [np.empty(0, bool)]
+    for pose, point_map in scene_map.iter_points(name, frames):
+        known = np.isfinite(point_map.points_in_camera).all(-1)
+        sure = np.flatnonzero(known & (point_map.confidence >= min_confidence))
+        num_hidden += int(known.sum()) - len(sure)
+        share = max_points // len(frames)
+        chosen = np.sort(rng.choice(sure, share, replace=False)) if len(sure) > share else sure
+        points.append(pose.to_world(point_map.points_in_camera.reshape(-1, 3)[chosen]))
+        in_camera = _normals(point_map.points_in_camera).reshape(-1, 3)[chosen]
+        normals.append((in_camera @ pose.rotation).astype(np.float32))
+        colours.append(point_map.colours.reshape(-1, 3)[chosen])
+        below.append((points[-1] - pose.center) @ up <= 0)
+    columns = np.concatenate(points), np.concatenate(normals), np.concatenate(colours), np.concatenate(below)
+    return *columns, num_hidden
 
 
-def _flagged(
-    scene_map: Map, trajectory: Trajectory, poses: str, up: NDArray[np.float64], min_confidence: float
-) -> Iterator[Cloud]:
-    frames = trajectory.frames[:: -(-len(trajectory) // MAX_FRAMES)].tolist()
-    for pose, point_map in scene_map.iter_points(poses, frames):
-        points = point_map.points_in_camera
-        good = np.isfinite(points).all(-1) & (point_map.confidence >= min_confidence)
-        if not good.any():
-            continue
-        distance = np.linalg.norm(points[good], axis=-1)
-        good[good] &= distance <= _FARTHEST * np.median(distance)
-        world = pose.to_world(points[good])
-        below = (world - pose.center) @ up <= 0
-        yield Cloud(world, point_map.colours[good], below.astype(np.float32))
+def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(h, w, 3) towards the camera, from the differences of neighbours; NaN at borders and holes."""
+    normals = np.full_like(points, np.nan)
+    across, down = points[1:-1, 2:] - points[1:-1, :-2], points[2:, 1:-1] - points[:-2, 1:-1]
+    # x right and y down span the image, so that their cross product points away from the camera.
+    normals[1:-1, 1:-1] = np.cross(down, across)
+    return normals
 
 
 def _pieces(trajectory: Trajectory) -> list[NDArray[np.float64]]:
-    """One a component."""
-    if trajectory.component is None:
-        return [trajectory.center]
+    """Centres of each component."""
+    assert trajectory.component is not None
     return [trajectory.center[trajectory.component == c] for c in np.unique(trajectory.component)]
 
 
@@ -152,27 +196,43 @@ class _Panel:
     image: NDArray[np.uint8]
 
 
-def write_picture(path: Path | str, scene: PictureScene, *, view: View, size: tuple[int, int]) -> None:
-    """Draws the scene; `size` is width and height in pixels, of both views together."""
+def write_picture(
+    path: Path | str, scenes: Sequence[PictureScene], *, view: View, size: tuple[int, int]
+) -> None:
+    """Draws the scenes; `size` is width and height in pixels of the whole picture."""
     with replacing(path) as file:
-        file.write(picture_png(scene, view=view, size=size))
+        file.write(picture_png(scenes, view=view, size=size))
 
 
-def picture_png(scene: PictureScene, *, view: View, size: tuple[int, int]) -> bytes:
+def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, int]) -> bytes:
     """The same as bytes."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     views = [View.TOP, View.PERSPECTIVE] if view is View.BOTH else [view]
     figure = Figure(figsize=(size[0] / _DPI, size[1] / _DPI), dpi=_DPI, facecolor=BACKGROUND)
-    panel_size = size[0] // len(views), size[1]
-    for k, one in enumerate(views):
-        ax = figure.add_axes((k / len(views), 0, 1 / len(views), 1))
-        panel = _panel(scene, one, panel_size)
+    panes = [(scene, one) for one in views for scene in scenes]
+    num_columns = len(scenes) if len(scenes) > 1 else len(views) if size[0] >= size[1] else 1
+    num_rows = len(panes) // num_columns
+    pane_size = size[0] // num_columns, size[1] // num_rows
+    for k, (scene, one) in enumerate(panes):
+        row, column = divmod(k, num_columns)
+        corner = column / num_columns, 1 - (row + 1) / num_rows
+        ax = figure.add_axes((*corner, 1 / num_columns, 1 / num_rows))
+        panel = _panel(scene, one, pane_size)
         _show(ax, panel, scene)
         if one is View.TOP:
             _scale_bar(ax, panel.camera, scene.metres_per_unit)
-        if k == 0:
-            _legend(ax)
+        if row == 0:
+            ax.text(
+                0.985, 0.98, scene.title, color=_INK, fontsize=10, ha="right", va="top",
+                transform=ax.transAxes, zorder=6,
+            )  # fmt: skip
+    _legend(figure.axes[0])
+    for k in range(1, num_columns):
+        figure.add_artist(Line2D([k / num_columns] * 2, [0, 1], color=_INK, linewidth=1, alpha=0.5))
+    for k in range(1, num_rows):
+        figure.add_artist(Line2D([0, 1], [k / num_rows] * 2, color=_INK, linewidth=1, alpha=0.5))
     out = io.BytesIO()
     figure.savefig(out, format="png", facecolor=BACKGROUND)
     return out.getvalue()
@@ -180,15 +240,25 @@ def picture_png(scene: PictureScene, *, view: View, size: tuple[int, int]) -> by
 
 def _panel(scene: PictureScene, view: View, size: tuple[int, int]) -> _Panel:
     width, height = size[0] * _SUPERSAMPLING, size[1] * _SUPERSAMPLING
-    shown = scene.below if view is View.TOP else np.ones(len(scene.points), bool)
+    path = np.concatenate([piece for pieces in scene.paths.values() for piece in pieces])
+    if view is View.TOP:
+        shown = scene.below
+        camera = _top_camera(scene, scene.points[shown], path, (width, height))
+    else:
+        camera = _oblique_camera(scene, path, (width, height))
+        shown = _facing(camera, scene)
     points, colours = scene.points[shown], scene.colours[shown]
-    start = _camera_above if view is View.TOP else _camera_aside
-    camera = _fitted(start(scene, (width, height)), scene, points)
     image, depth = draw_points(camera, points, _lifted(colours), radius=_radius(camera, points))
     shade = eye_dome_shade(depth, extent=camera.extent, reach=_SUPERSAMPLING, strength=30.0)
     backdrop = np.array([int(BACKGROUND[k : k + 2], 16) for k in (1, 3, 5)], np.float32)
     drawn = np.where(np.isfinite(depth)[..., None], image * shade[..., None], backdrop)
     return _Panel(camera, np.clip(drawn, 0, 255).astype(np.uint8))
+
+
+def _facing(camera: PictureCamera, scene: PictureScene) -> NDArray[np.bool_]:
+    """(n,) whether the viewer is on the side from which a surface was measured: walls hide no room."""
+    towards_viewer = camera.center - scene.points
+    return ~(np.einsum("ni,ni->n", scene.normals, towards_viewer) < 0)
 
 
 def _radius(camera: PictureCamera, points: NDArray[Any]) -> float:
@@ -199,69 +269,33 @@ def _radius(camera: PictureCamera, points: NDArray[Any]) -> float:
     return float(np.clip(np.sqrt(_COVERED * width * height / (np.pi * num_visible)), *_RADII))
 
 
-def _fitted(camera: PictureCamera, scene: PictureScene, points: NDArray[Any]) -> PictureCamera:
-    """The camera moved so that all paths and the bulk of the points, but not their strays, fill the picture.
-
-    A few rounds do, as in perspective what is near moves more than what is far.
-    """
-    centres = np.concatenate([piece for pieces in scene.paths.values() for piece in pieces])
-    sample = points[:: max(1, len(points) // _FITTED_POINTS)]
-    wanted = (1 - 2 * _MARGIN) * np.array(camera.size)
-    for _ in range(_FITTING_ROUNDS):
-        shown, _ = camera.project(centres)
-        low, high = shown.min(0), shown.max(0)
-        if len(sample):
-            bulk = np.nanquantile(camera.project(sample)[0], _BULK, axis=0)
-            # A wide plain must not make the path a dot: points add at most half of its extent on each side.
-            reach = 0.5 * max(float((high - low).max()), 1e-3 * camera.size[0])
-            low = np.minimum(low, np.maximum(bulk[0], low - reach))
-            high = np.maximum(high, np.minimum(bulk[1], high + reach))
-        zoom = float((wanted / np.maximum(high - low, 1e-9)).min())
-        camera = camera.moved((low + high) / 2, zoom)
-    return camera
+def _sample(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    return points[:: max(1, len(points) // _FITTED_POINTS)]
 
 
-def _ground_axes(scene: PictureScene) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Two level directions, the first along which the path extends most."""
-    centres = np.concatenate(next(iter(scene.paths.values())))
-    level = np.eye(3) - np.outer(scene.up, scene.up)
-    from_middle = (centres - centres.mean(0)) @ level
-    # A camera that stands still leaves the choice to the second term.
-    _, axes = np.linalg.eigh(from_middle.T @ from_middle + 1e-12 * level)
-    along = axes[:, -1]
-    if along @ (centres[-1] - centres[0]) < 0:
-        along = -along
-    return along, np.cross(scene.up, along)
+def _top_camera(
+    scene: PictureScene, points: NDArray[np.float32], path: NDArray[np.float64], size: tuple[int, int]
+) -> PictureCamera:
+    sample = _sample(points)
+    axes = top_axes(scene.poses, sample, upward(scene.poses))
+    low, high = bounds(sample @ axes.T, path @ axes.T)
+    extent = np.maximum(high - low, 1e-6 + 1e-3 * float((high - low).max()))[:2]
+    if (extent[0] < extent[1]) == (size[0] > size[1]):
+        axes = np.array([[0.0, 1, 0], [-1, 0, 0], [0, 0, 1]]) @ axes
+        extent = extent[::-1]
+    low, high = bounds(sample @ axes.T, path @ axes.T)
+    scale = float(((1 - 2 * _MARGIN) * np.array(size) / extent).min())
+    return PictureCamera(axes, (low + high) / 2 @ axes, scale, size, parallel=True)
 
 
-def _camera_above(scene: PictureScene, size: tuple[int, int]) -> PictureCamera:
-    along, aside = _ground_axes(scene)
-    if size[0] < size[1]:
-        along, aside = aside, -along
-    centre, extent = _path_extent(scene)
-    return PictureCamera(np.stack([along, -aside, -scene.up]), centre, size[0] / extent, size, parallel=True)
-
-
-def _camera_aside(scene: PictureScene, size: tuple[int, int]) -> PictureCamera:
-    """From behind, aside and above, far enough off to have the whole path before it."""
-    along, aside = _ground_axes(scene)
-    elevation = np.radians(_ELEVATION_DEG)
-    heading = np.cos(_AZIMUTH_RAD) * along + np.sin(_AZIMUTH_RAD) * aside
-    forward = np.cos(elevation) * heading - np.sin(elevation) * scene.up
-    right = np.cross(heading, scene.up)
-    focal = size[0] / 2 / np.tan(np.radians(_FIELD_OF_VIEW_DEG) / 2)
-    centre, extent = _path_extent(scene)
-    camera_from_world = np.stack([right, np.cross(forward, right), forward])
-    return PictureCamera(
-        camera_from_world, centre - 3 * extent * forward, float(focal), size, distance=3 * extent
-    )
-
-
-def _path_extent(scene: PictureScene) -> tuple[NDArray[np.float64], float]:
-    """Middle (3,) and size of the path of the poses which place the points."""
-    centres = np.concatenate(next(iter(scene.paths.values())))
-    low, high = centres.min(0), centres.max(0)
-    return (low + high) / 2, max(float(np.linalg.norm(high - low)), 1e-3)
+def _oblique_camera(scene: PictureScene, path: NDArray[np.float64], size: tuple[int, int]) -> PictureCamera:
+    sample = _sample(scene.points)
+    axes = oblique_axes(scene.poses, sample, upward(scene.poses))
+    focal = max(size) / 2 / float(np.tan(np.radians(_HALF_ANGLE_DEG)))
+    tangents = (1 - 2 * _MARGIN) * np.array(size) / 2 / focal
+    center = standing_point(axes, tangents, sample, path)
+    low, high = bounds((sample - center) @ axes[2:].T, (path - center) @ axes[2:].T)
+    return PictureCamera(axes, center, focal, size, distance=float((low + high)[0]) / 2)
 
 
 def _lifted(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class PictureCamera:
     """Width and height in pixels."""
     parallel: bool = False
     distance: float = 1.0
-    """Of what is looked at; only `moved` needs it, in perspective"""
+    """Of what is looked at, in perspective; only `extent` needs it"""
 
     def project(self, points: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """(n, 3) -> pixels (n, 2), NaN behind the viewer, and depth (n,)."""
@@ -42,17 +42,6 @@ class PictureCamera:
         """How wide the part of the world is that fits into the picture."""
         across = self.size[0] / self.focal_pixels
         return across if self.parallel else across * self.distance
-
-    def moved(self, pixel: NDArray[np.float64], zoom: float) -> PictureCamera:
-        """Has what was seen near `pixel` in the middle, and `zoom` times as large."""
-        x, y = (pixel - (np.array(self.size) - 1) / 2) / self.focal_pixels
-        shift = np.array([x, y, 0.0]) if self.parallel else np.array([x, y, 0.0]) * self.distance
-        center = self.center + shift @ self.camera_from_world
-        if self.parallel:
-            return replace(self, center=center, focal_pixels=self.focal_pixels * zoom)
-        distance = self.distance / zoom
-        center = center + (self.distance - distance) * self.camera_from_world[2]
-        return replace(self, center=center, distance=distance)
 
 
 def draw_points(

@@ -28,3 +28,5 @@ class Frame:
     """Ground-truth pose, where the source has one."""
     depth_confidence: NDArray[np.float32] | None = None
     """(H, W) in 0–1, how far the depth is to be trusted; None where it is the truth."""
+    pose_confidence: float = 1.0
+    """In 0–1, the same of the pose."""

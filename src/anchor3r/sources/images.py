@@ -63,6 +63,9 @@ class ImageSequence(IndexedSource):
             camera_from_world=self._camera_from_world(index),
         )
 
+    def true_pose(self, index: int) -> SE3 | None:
+        return self._camera_from_world(index)
+
     def _describe(self, index: int) -> str:
         return str(self._paths[index])
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.stated_camera import StatedCamera
 
@@ -80,6 +81,10 @@ class Source(ABC):
     @abstractmethod
     def read(self, index: int) -> Frame:
         """The frame at a position in the source, wanted or not, without disturbing any iteration."""
+
+    def true_pose(self, index: int) -> SE3 | None:
+        """The true pose of a frame; sources that know it without decoding say so."""
+        return self.read(index).camera_from_world
 
     def close(self) -> None:
         """Frees what `read` holds open. Iterations free their own when they end."""

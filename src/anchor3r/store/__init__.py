@@ -1,11 +1,13 @@
 """The map on disk: append-only, crash-safe, readable while it grows."""
 
+from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store.pointmaps import PointMap
 from anchor3r.store.reader import Counts, FrameTable, Map, Runtime, load_map
 from anchor3r.store.rows import OFFLINE, ONLINE, Loop, LoopState, Refinement, best_poses
 from anchor3r.store.writer import MapWriter, StoreConfig
 
 __all__ = [
+    "LIKELY",
     "OFFLINE",
     "ONLINE",
     "Counts",

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 
 _HALF_EPS = float(np.finfo(np.float16).eps)
-_HALF_MAX = np.finfo(np.float16).max
 _COLOUR_QUALITY = 95
 _DEFLATE_LEVEL = 1  # level 6 saves 10 % of the bytes for twice the time
 
@@ -31,7 +31,8 @@ class PointMap:
     colours: NDArray[np.uint8]
     """(h, w, 3) RGB"""
     confidence: NDArray[np.float32]
-    """(h, w); 1 where the predictor gave none"""
+    """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; 1 where the
+    predictor gave none"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ def encode_points(
     intrinsics: Pinhole | None,
 ) -> EncodedPoints:
     """points (h, w, 3), confidence (h, w), the frame's whole image (H, W, 3) and its camera."""
+    if confidence is not None and not np.all((confidence >= 0) & (confidence <= 1)):
+        raise Anchor3RError(
+            "the predictor gave points with confidences outside of 0 … 1; they are probabilities, see "
+            "anchor3r.predictors.confidence"
+        )
     height, width = points.shape[:2]
     camera = intrinsics.resized(width, height) if intrinsics is not None else None
     if camera is not None and not _explains(camera, points):
@@ -69,7 +75,7 @@ def encode_points(
         camera=camera,
         points=_pack_halves(kept / np.float32(scale)),
         colours=encode_picture(resized(image, width, height), _COLOUR_QUALITY, full_chroma=True),
-        confidence=None if confidence is None else _pack_halves(np.minimum(confidence, _HALF_MAX)[..., None]),
+        confidence=None if confidence is None else _pack_halves(confidence[..., None]),
     )
 
 

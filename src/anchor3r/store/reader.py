@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
-from anchor3r.store.rows import OFFLINE, ONLINE, Loop, Refinement, best_poses
+from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
 from anchor3r.trajectory import FramePose, Trajectory
 
 
@@ -333,7 +334,12 @@ class Map:
         if not found:
             return None
         height, width, scale, camera, *blobs = found[0]
-        return decode_points(EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs))
+        encoded = EncodedPoints(height, width, scale, rows.pinhole_from_json(camera), *blobs)
+        point_map = decode_points(encoded)
+        if encoded.confidence is None or self._all("SELECT * FROM meta WHERE key = ?", (CONFIDENCE_KEY,)):
+            return point_map
+        predictor = str(self.meta.get("identity", {}).get("predictor", ""))
+        return replace(point_map, confidence=from_old_map(point_map.confidence, predictor))
 
     def iter_points(
         self, name: str = ONLINE, frames: Iterable[int] | None = None

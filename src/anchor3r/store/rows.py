@@ -25,6 +25,8 @@ ONLINE = "online"
 """Name of the poses that the mapper itself found."""
 OFFLINE = "offline"
 """Name that a refinement gives its poses."""
+CONFIDENCE_KEY = "points_confidence"
+"""Of the table meta, in maps whose points have probabilities as confidences; without it they are older."""
 POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.pose_graph.edges import Edges
+from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
@@ -30,7 +31,7 @@ from anchor3r.store.database import (
     open_database,
     remove_database,
 )
-from anchor3r.store.rows import ONLINE, Loop, TableRow
+from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
@@ -105,7 +106,9 @@ class MapWriter:
         if exists:
             remove_database(folder)
         writer = MapWriter(folder, lock, create_database(folder), config)
-        writer.write_meta(identity=identity or {}, store=asdict(writer.config))
+        writer.write_meta(
+            identity=identity or {}, store=asdict(writer.config), **{CONFIDENCE_KEY: CONFIDENCE_MEANS}
+        )
         return writer
 
     @staticmethod
@@ -120,6 +123,12 @@ class MapWriter:
         if not holds_map(folder):
             return MapWriter.create(folder, identity, config=config)
         writer = MapWriter.open(folder, config=config)
+        if not writer._value(f"SELECT count(*) FROM meta WHERE key = '{CONFIDENCE_KEY}'", default=0):
+            writer.close()
+            raise Anchor3RError(
+                f"{folder} was begun by an earlier anchor3r, whose points had confidences of another kind; "
+                "it can be read and refined, but new frames need a map of their own: choose another folder"
+            )
         made_from = json.loads(writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}"))
         for key, value in json.loads(json.dumps(identity or {})).items():
             if made_from.get(key) != value:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +25,37 @@ class Clips:
     """(B, S, H, W) along z, 0 where unknown"""
     camera_from_world: Tensor
     """(B, S, 4, 4)"""
+    depth_weight: Tensor | None = None
+    """(B, S, H, W) in 0–1, how far depth is to be trusted; None where all of it is true"""
+    pose_weight: Tensor | None = None
+    """(B, S) in 0–1, the same of poses"""
 
     def to(self, device: torch.device | str) -> Clips:
-        return Clips(*(x.to(device) for x in (self.images, self.cameras, self.depth, self.camera_from_world)))
+        return self._each(lambda x: x.to(device))
+
+    def first_frames(self, count: int) -> Clips:
+        return self._each(lambda x: x[:, :count])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Clips:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: change(x) for name, x in given.items() if x is not None})
+
+
+def stack_clips(clips: Sequence[Clips]) -> Clips:
+    """Batches of clips as one batch, cut to the length of the shortest."""
+    length = min(clip.images.shape[1] for clip in clips)
+    clips = [clip.first_frames(length) for clip in clips]
+    depth_weight = pose_weight = None
+    if any(clip.depth_weight is not None for clip in clips):
+        depth_weight = torch.cat([_or_ones(c.depth_weight, c.depth) for c in clips])
+        pose_weight = torch.cat([_or_ones(c.pose_weight, c.depth[..., 0, 0]) for c in clips])
+    plain = ("images", "cameras", "depth", "camera_from_world")
+    tensors = {name: torch.cat([getattr(clip, name) for clip in clips]) for name in plain}
+    return Clips(**tensors, depth_weight=depth_weight, pose_weight=pose_weight)
+
+
+def _or_ones(weight: Tensor | None, like: Tensor) -> Tensor:
+    return torch.ones_like(like) if weight is None else weight
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -135,8 +135,10 @@ class Loss:
         target, valid = _target_points(clips, size, points.shape[2:4])
         distance = _mean_distance(target, valid & (target[..., 2] < c.horizon))
         scale = self._scale(points.detach(), target, valid)
+        scale, distance = self._without_depth(output, clips, valid, scale, distance)
         terms = self._camera(output, clips, scale, distance)
-        terms |= self._point_map(points, confidence, target, valid, scale, distance)
+        trusted = None if clips.depth_weight is None else _on_grid(clips.depth_weight, points.shape[2:4])
+        terms |= self._point_map(points, confidence, target, valid, scale, distance, trusted)
         total = c.camera_weight * terms["camera"] + terms["points"] + c.fov_weight * terms["fov"]
         if output.matches is not None and c.match_weight:
             terms |= match_loss(output.matches, output.pairs, clips)
@@ -154,6 +156,24 @@ class Loss:
         mean = (depth * flat[2]).sum(1) / flat[2].sum(1).clamp(min=1)
         weight = flat[2] / torch.maximum(depth, _NEAREST_OF_MEAN * mean[:, None]).clamp(min=1e-6)
         return l1_scale(flat[0].flatten(1), flat[1].flatten(1), weight.repeat_interleave(3, 1))
+
+    def _without_depth(
+        self, output: WindowOutput, clips: Clips, valid: Tensor, scale: Tensor, distance: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Scale and distance (B,) of clips; those without any depth take them from their translations."""
+        lacking = ~valid.flatten(1).any(1)
+        if not lacking.any():
+            return scale, distance
+        ages = output.ages.unflatten(0, clips.images.shape[:2])
+        truth = relative_poses(clips.camera_from_world, ages)[..., :3, 3]
+        found = output.poses[-1].unflatten(0, clips.images.shape[:2])[..., :3].detach()
+        counted = (ages > 0)[..., None].expand_as(truth).flatten(1).to(truth.dtype)
+        by_motion = l1_scale(found.flatten(1), truth.flatten(1), counted)
+        length = (truth.norm(dim=-1) * (ages > 0)).sum((1, 2)) / (ages > 0).sum((1, 2)).clamp(min=1)
+        if self.config.scale == "metric":
+            by_motion = torch.ones_like(by_motion)
+        length = torch.where(length > 0, length, 1)
+        return torch.where(lacking, by_motion, scale), torch.where(lacking, length, distance)
 
     def _camera(
         self, output: WindowOutput, clips: Clips, scale: Tensor, distance: Tensor
@@ -180,6 +200,8 @@ class Loss:
                 "rotation": (quaternion - pose[..., 3:7]).abs().sum(-1),
                 "fov": (fov - pose[..., 7:]).abs().sum(-1),
             }
+            if clips.pose_weight is not None:
+                errors = {name: error * clips.pose_weight[:, :, None] for name, error in errors.items()}
             for name, error in errors.items():
                 sums[name] = sums[name] + weight * masked_mean(error, ages >= 0)
         return sums | {"camera": sums["rotation"] + sums["translation"]}
@@ -204,8 +226,12 @@ class Loss:
         valid: Tensor,
         scale: Tensor,
         distance: Tensor,
+        trusted: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Confidence-weighted errors of points and of their differences, less α log Σ (paper: L_pmap)."""
+        """Confidence-weighted errors of points and of their differences, less α log Σ (paper: L_pmap).
+
+        `trusted` (B, S, h, w) weighs targets that are not the truth.
+        """
         if self.config.points == "log_depth":
             predicted = (points[..., 2:] * scale[:, None, None, None, None]).clamp(min=1e-4).log()
             target = target[..., 2:].clamp(min=1e-4).log()
@@ -213,6 +239,8 @@ class Loss:
             predicted = points * (scale / distance)[:, None, None, None, None]
             target = target / distance[:, None, None, None, None]
         difference = predicted - target
+        if trusted is not None:
+            difference = difference * trusted[..., None]
         error = difference.norm(dim=-1) if difference.shape[-1] > 1 else difference[..., 0].abs()
         reconstruction = masked_mean(confidence * error, valid)
         gradient = points.new_zeros(())
@@ -221,10 +249,16 @@ class Loss:
             both = valid.narrow(axis, 0, near.shape[axis]) & valid.narrow(axis, 1, near.shape[axis])
             sigma = confidence.narrow(axis, 0, near.shape[axis])
             gradient = gradient + masked_mean(sigma * (far - near).abs().sum(-1), both)
-        reward = masked_mean(confidence.log(), valid)
+        reward = masked_mean(confidence.log() if trusted is None else trusted * confidence.log(), valid)
         total = reconstruction + self.config.gradient_weight * gradient
         total = total - self.config.confidence_weight * reward
         return {"points": total, "point_error": masked_mean(error, valid)}
+
+
+def _on_grid(weight: Tensor, grid: torch.Size) -> Tensor:
+    """Weights (B, S, H, W) at the cells of the network's grid (h, w)."""
+    rows, columns = weight.shape[2] // grid[0], weight.shape[3] // grid[1]
+    return weight[:, :, rows // 2 :: rows, columns // 2 :: columns]
 
 
 def _mean_distance(points: Tensor, valid: Tensor) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from anchor3r.errors import Anchor3RError
 from anchor3r.model import TINY_WEIGHTS
 from anchor3r.model.config import PRESETS, MatchingConfig, NetworkConfig
-from anchor3r.training.data import DataConfig, SourceSet, WorldSet
+from anchor3r.training.data import DataConfig, SequenceSet, WorldSet
 from anchor3r.training.losses import LossConfig
-from anchor3r.training.sampling import AugmentConfig, SamplingConfig
+from anchor3r.training.mixture import ABLATION_MIXTURE, PAPER_MIXTURE, MixtureEntry
+from anchor3r.training.sampling import NO_AUGMENTATION, AspectJitter, AugmentConfig, SamplingConfig
 
 Sharding = Literal["ddp", "fsdp"]
 
@@ -78,6 +79,8 @@ class Recipe:
     """So many steps in a row with a loss that is not finite end the run."""
     init: str | None = None
     """Checkpoint to start from."""
+    mixture: tuple[MixtureEntry, ...] = ()
+    """Data sets that are looked for under a data root."""
     encoder_init: str | None = None
     """File that the image encoder alone starts from: official DINOv2 weights with registers for a vision
     transformer, one of our checkpoints for a correlation stem."""
@@ -100,7 +103,8 @@ class Recipe:
 def paper() -> Recipe:
     """The paper's training: 48 frames, W = 10, 518 px, 80k steps on 32 GPUs, from VGGT (`convert vggt`).
 
-    Its data sets are named with --data; none can be shipped.
+    Its sixteen data sets are looked for under --data-root; none can be shipped. Pictures are varied as the
+    paper says and no further: aspect ratios, landscape and portrait.
     """
     return Recipe(
         name="paper",
@@ -108,10 +112,15 @@ def paper() -> Recipe:
         loss=LossConfig(),
         data=DataConfig(
             sets=(),
-            sampling=SamplingConfig(max_interval=8, video_probability=0.9, fixed_probability=0.9),
+            sampling=SamplingConfig(
+                max_interval=8, video_probability=0.9, fixed_probability=0.9, reverse_probability=0.0
+            ),
             num_frames=48,
-            sizes=((518, 518), (392, 518), (336, 518), (294, 518), (252, 518), (168, 518)),
+            sizes=((518, 518),),
+            jitter=AspectJitter(),
+            augment=NO_AUGMENTATION,
         ),
+        mixture=PAPER_MIXTURE,
         steps=80_000,
         gradient_checkpointing=True,
         sharding="fsdp",
@@ -134,6 +143,7 @@ def ablation_small() -> Recipe:
             num_frames=24,
             sizes=((154, 518),),
         ),
+        mixture=ABLATION_MIXTURE,
         steps=40_000,
         gradient_checkpointing=True,
     )
@@ -236,25 +246,29 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 
 def load_recipe(
     name: str,
-    uris: tuple[str, ...] = (),
     *,
+    sets: tuple[tuple[SequenceSet, float], ...] = (),
+    held_out: tuple[tuple[SequenceSet, float], ...] = (),
     needs_data: bool = True,
     seed: int | None = None,
     variant: str | None = None,
     **changes: Any,
 ) -> Recipe:
-    """A recipe by name, trained on the sequences `uris` instead of its own, with fields replaced.
+    """A recipe by name, trained on `sets` instead of its own, with fields replaced.
 
-    `seed` is that of the data and of the initial weights, from 0 to 2³¹ - 1; `variant` is one of `VARIANTS`.
+    `held_out` is validated on instead of the held-out parts of the sets; `seed` is that of the data and of
+    the initial weights, from 0 to 2³¹ - 1; `variant` is one of `VARIANTS`.
     """
     if name not in RECIPES:
         raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
     recipe = RECIPES[name]()
-    if uris:
-        chosen = SourceSet(uris=uris, sampling=recipe.data.sampling)
-        recipe = replace(recipe, data=replace(recipe.data, sets=((chosen, 1.0),)))
+    if sets:
+        recipe = replace(recipe, data=replace(recipe.data, sets=sets, held_out_sets=held_out))
     if needs_data and not recipe.data.sets:
-        raise Anchor3RError(f"recipe '{name}' brings no data; name its sequences with --data kitti:ROOT/00 …")
+        raise Anchor3RError(
+            f"recipe '{name}' brings no data; name where its sets are with --data-root ROOT, or sequences "
+            "with --data vkitti2:ROOT …; see docs/data.md"
+        )
     if seed is not None:
         if not 0 <= seed < 2**31:
             raise Anchor3RError(f"seed is {seed}; give a number from 0 to {2**31 - 1}")

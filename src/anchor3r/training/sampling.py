@@ -7,14 +7,14 @@ pictures are chained by how much of each other they see. All randomness comes fr
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3, Pinhole, rotation_angle
+from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.sources.frame import Frame
 from anchor3r.training.clips import Clips
 
@@ -33,6 +33,8 @@ class SamplingConfig:
     """Frames that stay together when a clip is shuffled."""
     ordered: bool = True
     """Whether the sequence is a video; pictures without order are chained by overlap."""
+    reverse_probability: float = 0.5
+    """Chance that a clip runs backwards. The paper does not say so."""
 
 
 def sample_video(
@@ -50,7 +52,7 @@ def sample_video(
     indices = rng.integers(0, length - offsets[-1]) + offsets
     if rng.random() >= config.video_probability:
         indices = shuffle_blocks(indices, rng, config.block)
-    return indices[::-1].copy() if rng.random() < 0.5 else indices
+    return indices[::-1].copy() if rng.random() < config.reverse_probability else indices
 
 
 def shuffle_blocks(indices: NDArray[np.int64], rng: np.random.Generator, block: int) -> NDArray[np.int64]:
@@ -82,8 +84,30 @@ def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator)
 
 
 @dataclass(frozen=True, kw_only=True)
+class AspectJitter:
+    """Image sizes drawn from a range of aspect ratios, as the paper resizes and jitters."""
+
+    long_side: int = 518
+    """Largest side in pixels."""
+    multiple: int = 14
+    """Sides are multiples of the encoder's patch."""
+    aspects: tuple[float, float] = (0.33, 1.0)
+    """Range of the shorter side as a part of the longer one, as VGGT draws it."""
+    portrait_probability: float = 0.25
+    """Chance that the longer side stands."""
+
+    def draw(self, rng: np.random.Generator) -> tuple[int, int]:
+        """(H, W)"""
+        long = self.long_side // self.multiple
+        short = max(1, round(long * rng.uniform(*self.aspects)))
+        size = (short * self.multiple, long * self.multiple)
+        return size[::-1] if rng.random() < self.portrait_probability else size
+
+
+@dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """How pictures are varied; the same for all frames of a clip unless said otherwise."""
+    """How pictures are varied; the same for all frames of a clip unless said otherwise. None of it is the
+    paper's, which varies aspect ratios alone."""
 
     min_crop: float = 0.6
     """Smallest share of the picture's sides that a crop keeps: narrows the field of view."""
@@ -99,69 +123,82 @@ class AugmentConfig:
     """Largest relative change of brightness from frame to frame."""
 
 
+NO_AUGMENTATION = AugmentConfig(
+    min_crop=1.0, brightness=0.0, contrast=0.0, saturation=0.0, grey_probability=0.0, flicker=0.0
+)
+"""Pictures as they are."""
+
+
 def make_clip(
     frames: Several[Frame], size: tuple[int, int], rng: np.random.Generator, config: AugmentConfig
 ) -> Clips:
-    """Frames with depth, pose and intrinsics -> a batch of one clip at `size` (H, W)."""
-    height, width = size
-    crop = _random_crop(frames[0], width / height, rng, config)
-    images, depths, cameras = [], [], []
+    """Frames with pose and intrinsics, with or without depth -> a batch of one clip at `size` (H, W).
+
+    Frames may differ in size: each is cropped by the same parts.
+    """
+    parts = (rng.uniform(config.min_crop, 1), rng.random(), rng.random())
+    images, depths, weights, cameras = [], [], [], []
     for frame in frames:
-        if frame.depth_m is None or frame.camera_from_world is None or frame.intrinsics is None:
-            raise ValueError(f"frame {frame.index} lacks depth, pose or intrinsics: it cannot be trained on")
-        image, depth, camera = _crop_and_resize(frame, crop, size)
-        images.append(image)
-        depths.append(depth)
+        if frame.camera_from_world is None or frame.intrinsics is None:
+            raise ValueError(f"frame {frame.index} lacks pose or intrinsics: it cannot be trained on")
+        left, top, w, h = _crop(frame, size[1] / size[0], parts)
+        camera = frame.intrinsics.cropped(left, top, w, h).resized(size[1], size[0])
+        crop = (slice(top, top + h), slice(left, left + w))
+        images.append(_resized(frame.image[crop], size))
+        depths.append(_sampled(frame.depth_m, crop, size, 0))
+        weights.append(_sampled(frame.depth_confidence, crop, size, 1))
         cameras.append([camera.fx, camera.fy, camera.cx, camera.cy])
     stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
     poses = [f.camera_from_world.matrix() for f in frames if f.camera_from_world is not None]
+    trusted = any(f.depth_confidence is not None or f.pose_confidence != 1 for f in frames)
     return Clips(
         torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))[None],
         torch.tensor(cameras, dtype=torch.float32)[None],
         torch.from_numpy(np.stack(depths))[None],
         torch.from_numpy(_from_first(np.stack(poses)).astype(np.float32))[None],
+        torch.from_numpy(np.stack(weights))[None] if trusted else None,
+        torch.tensor([[f.pose_confidence for f in frames]]) if trusted else None,
     )
 
 
-def _from_first(camera_from_world: NDArray) -> NDArray:
+def _from_first(camera_from_world: NDArray[np.float64]) -> NDArray[np.float64]:
     """Poses (S, 4, 4) with the first camera as world: relative poses stay exact in float32 far from home."""
     return camera_from_world @ np.linalg.inv(camera_from_world[0])
 
 
-def _random_crop(
-    frame: Frame, aspect: float, rng: np.random.Generator, config: AugmentConfig
-) -> tuple[int, int, int, int]:
-    """left, top, width, height of a crop with the wanted aspect ratio."""
+def _crop(frame: Frame, aspect: float, parts: tuple[float, float, float]) -> tuple[int, int, int, int]:
+    """left, top, width, height of a crop with the wanted aspect ratio: its size and place as parts of what
+    the picture allows."""
     full_h, full_w = frame.image.shape[:2]
-    widest = min(full_w, full_h * aspect)
-    width = widest * rng.uniform(config.min_crop, 1)
+    width = min(full_w, full_h * aspect) * parts[0]
     w, h = max(1, round(width)), max(1, min(full_h, round(width / aspect)))
-    return int(rng.integers(0, full_w - w + 1)), int(rng.integers(0, full_h - h + 1)), w, h
+    return int(parts[1] * (full_w - w + 0.999)), int(parts[2] * (full_h - h + 0.999)), w, h
 
 
-def _crop_and_resize(
-    frame: Frame, crop: tuple[int, int, int, int], size: tuple[int, int]
-) -> tuple[NDArray[np.uint8], NDArray[np.float32], Pinhole]:
-    assert frame.intrinsics is not None
-    assert frame.depth_m is not None
-    left, top, w, h = crop
-    height, width = size
-    camera = frame.intrinsics.cropped(left, top, w, h).resized(width, height)
-    image = frame.image[top : top + h, left : left + w]
-    depth = frame.depth_m[top : top + h, left : left + w]
-    if (h, w) != size:
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA).astype(np.uint8)
-        # Depth is not averaged: between two surfaces there is none.
-        rows = ((np.arange(height) + 0.5) * h / height).astype(int)
-        cols = ((np.arange(width) + 0.5) * w / width).astype(int)
-        depth = depth[rows][:, cols]
-    return image, np.ascontiguousarray(depth, dtype=np.float32), camera
+def _resized(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    if image.shape[:2] == size:
+        return image
+    return np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA), np.uint8)
+
+
+def _sampled(
+    values: NDArray[np.float32] | None, crop: tuple[slice, slice], size: tuple[int, int], missing: float
+) -> NDArray[np.float32]:
+    """Values (H, W) of a crop at another size, not averaged: between two surfaces there is no depth."""
+    if values is None:
+        return np.full(size, missing, np.float32)
+    inner = values[crop]
+    rows = ((np.arange(size[0]) + 0.5) * inner.shape[0] / size[0]).astype(int)
+    columns = ((np.arange(size[1]) + 0.5) * inner.shape[1] / size[1]).astype(int)
+    return np.ascontiguousarray(inner[rows][:, columns], np.float32)
 
 
 def vary_colours(
     images: NDArray[np.float32], rng: np.random.Generator, config: AugmentConfig
 ) -> NDArray[np.float32]:
     """Images (S, H, W, 3) in 0–1 with brightness, contrast and saturation changed, or made grey."""
+    if replace(config, min_crop=1.0) == NO_AUGMENTATION:
+        return images
     saturation = 0.0 if rng.random() < config.grey_probability else 1 + rng.uniform(-1, 1) * config.saturation
     grey = (images @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
     images = grey + np.float32(saturation) * (images - grey)

@@ -167,6 +167,9 @@ class Trainer:
         """Scores the averaged weights on held-out clips and keeps the best; every process takes part."""
         with _Swapped(self.model, self.ema):
             scores = validate(self.model, self.recipe, self.group)
+        if scores is None:
+            self.export(self.config.out / "best.safetensors")
+            return
         if self.journal is not None:
             self.journal.log(self.step, {f"val/{k}": v for k, v in scores.numbers.items()})
             self.journal.draw(self.step, scores.picture)

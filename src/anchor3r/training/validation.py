@@ -32,10 +32,15 @@ class Scores:
 
 
 @torch.no_grad()
-def validate(network: nn.Module, recipe: Recipe, group: Processes) -> Scores:
-    """Medians of neighbour rotation and direction error, depth error and match error; lower is better."""
-    data = replace(recipe.data, seed=VALIDATION_SEED)
-    held_out = ClipBatches(data, recipe.clips_per_process)
+def validate(network: nn.Module, recipe: Recipe, group: Processes) -> Scores | None:
+    """Medians of neighbour rotation and direction error, depth error and match error; lower is better.
+
+    None where the data have no sequence that is not trained on.
+    """
+    data = recipe.data.held_out()
+    if data is None:
+        return None
+    held_out = ClipBatches(replace(data, seed=VALIDATION_SEED), recipe.clips_per_process)
     was_training = network.training
     network.eval()
     collected: dict[str, list[Tensor]] = {}

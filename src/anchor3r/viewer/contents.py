@@ -20,6 +20,8 @@ from anchor3r.viewer.levels import Levels, LevelsConfig, load_levels, save_level
 THUMBNAIL_SIDE = 128
 """Longer side in pixels of the pictures in camera frustums."""
 _UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT = 1.0, 4 / 3
+_FRAMED_POINTS = 20_000
+"""Points that a view is framed by, evenly chosen from more."""
 _CACHE_GROWTH = 1.5  # the cache is written again once so many times as many points are held
 
 
@@ -119,15 +121,14 @@ class MapContents:
                 f"{self.folder} cannot be written, so the levels of detail are built again at each opening."
             ]
 
-    def aligned_truth(self, name: str) -> tuple[NDArray[np.float64], float] | None:
-        """Ground-truth centres (n, 3) in the world of those poses, and how long a metre is there."""
-        poses = self.trajectories[name]
-        if self.truth is None or not len(poses):
+    def aligned_truth(self, poses: Trajectory) -> tuple[NDArray[np.float64], float] | None:
+        """Ground-truth centres (n, 3) in the world of these poses, and how long a metre is there."""
+        world_from_true = None if self.truth is None else estimated_from_true_world(poses, self.truth)
+        if self.truth is None or world_from_true is None:
             return None
-        world_from_true = estimated_from_true_world(poses.largest_component(), self.truth)
-        if world_from_true is None:
-            return None
-        return np.asarray(world_from_true.apply(self.truth.center), np.float64), float(world_from_true.scale)
+        frames = self.truth.frames
+        within = self.truth.select((frames >= poses.frames[0]) & (frames <= poses.frames[-1]))
+        return np.asarray(world_from_true.apply(within.center), np.float64), float(world_from_true.scale)
 
     def depth(self) -> float:
         """How far typical points are from their camera, in units of the online world.
@@ -144,20 +145,27 @@ class MapContents:
             typical = float(np.ptp(self.online.center, axis=0).max()) / 10
         return float(2 ** (np.round(2 * np.log2(typical)) / 2)) if typical else 1.0
 
-    def confidence(self, hidden_percent: float) -> float:
-        """The threshold that hides about this part of the points, to two digits; ∞ for all of them."""
-        if hidden_percent >= 100:
-            return np.inf
-        confidence = self.levels.sample(100_000).confidence
-        if not hidden_percent or not len(confidence):
-            return 0.0
-        return float(f"{np.percentile(confidence, hidden_percent):.2g}")
+    def poses(self, name: str, component: int | None = None) -> Trajectory:
+        """The poses of that name in one component, the largest if none is given or there is no such."""
+        found = self.trajectories[name]
+        if component is None or component not in self.components(name):
+            return found.largest_component()
+        assert found.component is not None
+        return found.select(found.component == component)
 
-    def up(self) -> NDArray[np.float64]:
-        """(3,) against the mean of where the cameras' y axes point, which is down."""
-        down = self.online.rotation[:, 1].mean(0) if len(self.online) else np.array([0.0, 1.0, 0.0])
-        length = np.linalg.norm(down)
-        return -down / length if length > 0.1 else np.array([0.0, -1.0, 0.0])
+    def components(self, name: str) -> list[int]:
+        """Numbers of the components that poses of that name have, the largest first."""
+        found = self.trajectories[name].component
+        if found is None:
+            return []
+        labels, counts = np.unique(found, return_counts=True)
+        return labels[np.argsort(-counts, kind="stable")].tolist()
+
+    def seen_from(self, poses: Trajectory, min_confidence: float) -> NDArray[np.float32]:
+        """(n, 3) some of the points that are sure enough, where these poses place them."""
+        points = self.levels.sample(_FRAMED_POINTS)
+        points = points.select(np.isin(points.frame, poses.frames) & (points.confidence >= min_confidence))
+        return to_world(points, poses)
 
     def _camera(self, frame: int) -> FrustumShape:
         try:

@@ -26,10 +26,11 @@ from anchor3r.trajectory import Trajectory
 
 CACHE = "view.npz"
 """File of the levels in the folder of their map, so that it opens at once the next time."""
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
 ReadPoints = Callable[[int], PointMap | None]
 _CELL_BITS = 21  # of each grid coordinate in a voxel's key
 _FRACTIONS = 16
+_DENSE_POINTS = 200_000  # from so many on a cloud is dense
 _GOLDEN = 0.6180339887  # multiples of it spread evenly over [0, 1)
 
 
@@ -228,6 +229,15 @@ def to_world(points: LevelPoints, poses: Trajectory) -> NDArray[np.float32]:
     scaled_camera_from_world = (poses.rotation * scale[:, None, None]).astype(np.float32)
     world = np.einsum("ni,nij->nj", points.in_camera, scaled_camera_from_world[rows])
     return world + poses.center.astype(np.float32)[rows]
+
+
+def magnified(num_points: int) -> float:
+    """By how much points are drawn larger where they are few, so that they are seen.
+
+    In octaves, so that it changes seldom.
+    """
+    octaves = np.round(np.log2(_DENSE_POINTS / max(1, num_points)) / 3)
+    return float(2 ** np.clip(octaves, 0, 2))
 
 
 def _raw_points(frames: list[int], read_points: ReadPoints, most: int) -> LevelPoints:

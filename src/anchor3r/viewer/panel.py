@@ -26,10 +26,14 @@ class Panel:
         self._is_pose_chosen, self._preferred = False, poses
         # mypy does not see that viser's values can be set.
         self.poses: Any = gui.add_dropdown("Poses", [ONLINE], hint="Found while mapping, or refined")
+        self.component: Any = gui.add_dropdown(
+            "Component", ["1"], visible=False, hint="Parts of the map that no measurement relates"
+        )
         with gui.add_folder("Points"):
-            self.hidden_percent = gui.add_slider(
-                "Hide unsure %", 0, 100, 1, 0, hint="Confidence threshold: hides this part of the points"
-            )
+            self.confidence = gui.add_slider(
+                "Confidence", 0.0, 1.0, 0.05, ViewSettings.min_confidence,
+                hint="Shows points that are at least so likely to be within 5 % of their distance",
+            )  # fmt: skip
             self.point_size = gui.add_slider("Point size", 0.2, 5.0, 0.1, 1.0)
             self.point_budget = gui.add_slider("Point budget", 10_000, MAX_POINTS, 10_000, point_budget)
         with gui.add_folder("Time"):
@@ -45,9 +49,9 @@ class Panel:
         self.view = gui.add_button_group("View", ["whole", "from above"])
         self.measure = gui.add_checkbox("Measure", False, hint="Click two points for their distance")
         for control in (
-            self.poses, self.hidden_percent, self.point_size, self.point_budget, self.range, self.play,
-            self.follow, self.colour_by, self.cameras, self.accepted_loops, self.rejected_loops, self.truth,
-            self.measure,
+            self.poses, self.component, self.confidence, self.point_size, self.point_budget, self.range,
+            self.play, self.follow, self.colour_by, self.cameras, self.accepted_loops, self.rejected_loops,
+            self.truth, self.measure,
         ):  # fmt: skip
             control.on_update(lambda _: changed())
 
@@ -62,6 +66,11 @@ class Panel:
             chosen = self.poses.value if self._is_pose_chosen else self._preferred or best_poses(names)
             self.poses.options = names
             self.poses.value = chosen if chosen in names else best_poses(names)
+        labels = tuple(self._components(contents))
+        if self.component.options != labels:
+            chosen = self.component.value
+            self.component.options, self.component.visible = labels, len(labels) > 1
+            self.component.value = chosen if chosen in labels else labels[0]
         self.truth.disabled = contents.truth is None
         self.accepted_loops.disabled = self.rejected_loops.disabled = not any(contents.loops.values())
         online = contents.online
@@ -81,8 +90,9 @@ class Panel:
             poses=self.poses.value,
             first=int(first),
             last=int(last),
+            component=self._components(contents).get(self.component.value),
             colour_by=self.colour_by.value,
-            min_confidence=contents.confidence(self.hidden_percent.value),
+            min_confidence=self.confidence.value,
             point_size=self.point_size.value,
             point_budget=int(self.point_budget.value),
             cameras=int(self.cameras.value),
@@ -90,6 +100,11 @@ class Panel:
             rejected_loops=self.rejected_loops.value,
             truth=self.truth.value,
         )
+
+    def _components(self, contents: MapContents) -> dict[str, int]:
+        """What the components of the chosen poses are called, and their numbers, the largest first."""
+        labels = contents.components(self.poses.value) or [0]
+        return {f"{k} of {len(labels)}": label for k, label in enumerate(labels, 1)}
 
     def advance(self) -> None:
         """One step of playing: the end of the time range moves on, and starts again behind the last frame."""

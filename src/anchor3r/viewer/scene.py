@@ -14,12 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from anchor3r.geometry import quat_from_rotation
 from anchor3r.trajectory import Trajectory
 from anchor3r.viewer.contents import MapContents, uncertainty
-from anchor3r.viewer.levels import Cut, LevelPoints, Segment, to_world
+from anchor3r.viewer.levels import Cut, LevelPoints, Segment, magnified, to_world
 from anchor3r.viewer.settings import MAX_POINTS, ColourBy, ViewSettings
 
 _MAX_NODES = 128  # that the cloud is spread over: a change of the time range resends two of them
 _LINE_PIXELS = 3.0
-_DENSE_POINTS = 200_000
 # Six stops of viridis, dark and blue to bright and yellow.
 _RAMP = np.array([[68, 1, 84], [65, 68, 135], [42, 120, 142], [34, 168, 132], [122, 209, 81], [253, 231, 37]])
 _UNKNOWN = np.array([150, 150, 150], np.uint8)
@@ -75,13 +74,13 @@ class MapScene:
 
     def show(self, contents: MapContents, settings: ViewSettings) -> None:
         """Makes the scene what the settings say."""
-        poses = contents.trajectories[settings.poses]
+        poses = contents.poses(settings.poses, settings.component)
         within = (poses.frames >= settings.first) & (poses.frames <= settings.last)
         seen = poses.select(within)
-        self._show_clouds(contents, settings)
+        self._show_clouds(contents, poses, settings)
         self._show_trajectory(poses, within, settings.colour_by)
         self._show_loops(contents, poses, settings)
-        aligned = contents.aligned_truth(settings.poses) if settings.truth else None
+        aligned = contents.aligned_truth(poses) if settings.truth and len(poses) else None
         path = np.empty((0, 3)) if aligned is None else aligned[0]
         self._show_lines("/ground_truth", np.stack([path[:-1], path[1:]], 1), np.array(_TRUTH))
         self._show_cameras(contents, seen, settings)
@@ -96,10 +95,10 @@ class MapScene:
         visible = [cloud.world for cloud in self._clouds.values() if cloud.handle.visible]
         return np.concatenate(visible) if visible else np.empty((0, 3), np.float32)
 
-    def _show_clouds(self, contents: MapContents, settings: ViewSettings) -> None:
-        levels, poses = contents.levels, contents.trajectories[settings.poses]
+    def _show_clouds(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
+        levels = contents.levels
         cut = levels.cut(settings.min_confidence, min(settings.point_budget, MAX_POINTS))
-        size = settings.point_size * contents.depth() / 150 * _magnified(len(levels))
+        size = settings.point_size * contents.depth() / 150 * magnified(len(levels))
         together = 1
         while len(levels.segments) > together * _MAX_NODES:
             together *= 2
@@ -138,8 +137,6 @@ class MapScene:
         values = np.linspace(0, 1, len(poses)) if colour_by == "time" else ranks(uncertainty(poses))
         shades = ramp(values)
         joined = within[:-1] & within[1:]
-        if poses.component is not None:
-            joined &= poses.component[:-1] == poses.component[1:]
         segments = np.stack([poses.center[:-1], poses.center[1:]], 1)[joined]
         self._show_lines("/trajectory", segments, np.stack([shades[:-1], shades[1:]], 1)[joined])
 
@@ -216,12 +213,6 @@ def _wanted(segments: list[Segment], poses: Trajectory, cut: Cut, settings: View
         last=min(settings.last, highest),
         poses=near,
     )
-
-
-def _magnified(num_points: int) -> float:
-    """A sparse cloud is seen only if its points are large; in octaves, so that it changes seldom."""
-    octaves = np.round(np.log2(_DENSE_POINTS / max(1, num_points)) / 3)
-    return float(2 ** np.clip(octaves, 0, 2))
 
 
 def _pose_sum(poses: Trajectory) -> int:

@@ -9,29 +9,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import viser
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.framing import oblique_axes, top_axes, upward
 from anchor3r.store.database import holds_map
-from anchor3r.trajectory import FramePose, Trajectory
 from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.panel import Panel
 from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene
 from anchor3r.viewer.settings import ViewSettings
+from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, Viewpoint, behind, picked, viewpoint
 
 _POLL_S = 1.0
 _PLAY_S = 0.1
 _BUILD_S = 2.0  # between looks at the scene while points are read
 _STILL_GROWING_S = 5.0
 _PORTS = 100
-_NEAR_CLICK = 0.03  # radians between the ray of a click and the nearest point that it can mean
-_SAME_SPOT = 0.004  # radians within which the nearest along the ray is meant
 
 
 class MapServer:
@@ -52,7 +50,9 @@ class MapServer:
         self._marks: list[NDArray[np.float64]] = []
         self._refreshed_s = self._grown_s = -np.inf
         self._is_read = False
-        self._num_placed = 0  # poses when it was last chosen where new clients look from
+        # Poses and points when it was last chosen where new clients look from.
+        self._num_placed = self._num_seen = 0
+        self._is_first_look = True
         self._server = start_server(host, port, contents.folder.resolve().name)
         self._scene = MapScene(self._server.scene)
         self._panel = Panel(self._server.gui, self._changed.set, point_budget, poses)
@@ -125,27 +125,32 @@ class MapServer:
         settings = self._panel.settings(self._contents)
         with self._server.atomic():
             self._scene.show(self._contents, settings)
-        poses = self._contents.trajectories[settings.poses]
+        poses = self._contents.poses(settings.poses, settings.component)
         if not len(poses):
             return
-        depth, up = self._contents.depth(), self._contents.up()
-        if len(poses) >= 2 * self._num_placed:
-            whole = overview(poses, up, depth)
-            place_initially(self._server, whole, depth, move_clients=not self._num_placed)
-            self._num_placed = len(poses)
+        depth, up = self._contents.depth(), upward(poses)
+        num_seen = len(self._contents.levels)
+        if len(poses) >= 2 * self._num_placed or (self._is_first_look and num_seen > self._num_seen):
+            whole = viewpoint(oblique_axes, poses, self._contents.seen_from(poses, settings.min_confidence))
+            place_initially(self._server, whole, depth, move_clients=self._is_first_look)
+            self._num_placed, self._num_seen = len(poses), num_seen
+            self._is_first_look = not self._is_read
         current = np.flatnonzero(poses.frames <= settings.last)
         if self._panel.follow.value and len(current):
-            viewpoint = behind(poses.pose(int(current[-1])), up, depth)
+            following = behind(poses.pose(int(current[-1])), up, depth)
             for client in self._server.get_clients().values():
-                look_from(client, viewpoint)
+                look_from(client, following)
 
     def _look(self, event: viser.GuiEvent[Any]) -> None:
         """Moves the camera of the client that asked."""
-        poses = self._contents.trajectories.get(self._panel.poses.value)
-        if event.client is None or poses is None or not len(poses):
+        if event.client is None or not self._contents.trajectories:
             return
-        view = top_down if self._panel.view.value == "from above" else overview
-        look_from(event.client, view(poses, self._contents.up(), self._contents.depth()))
+        settings = self._panel.settings(self._contents)
+        poses = self._contents.poses(settings.poses, settings.component)
+        if len(poses):
+            axes = top_axes if self._panel.view.value == "from above" else oblique_axes
+            points = self._contents.seen_from(poses, settings.min_confidence)
+            look_from(event.client, viewpoint(axes, poses, points))
 
     def _note_click(self, click: viser.SceneClickEvent) -> None:
         self._clicks.put(click)
@@ -192,7 +197,8 @@ class MapServer:
         self._panel.say_measured(f"Distance: **{words}**")
 
     def _distance_in_words(self, distance: float) -> str:
-        aligned = self._contents.aligned_truth(self._panel.poses.value)
+        settings = self._panel.settings(self._contents)
+        aligned = self._contents.aligned_truth(self._contents.poses(settings.poses, settings.component))
         metres = f" = {distance / aligned[1]:.4g} m by ground truth" if aligned is not None else ""
         return f"{distance:.4g} units{metres}"
 
@@ -233,6 +239,15 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     lines = [f"**{contents.num_frames:,}{expected} frames**, {num_poses:,} {settings.poses} poses"]
     if growing:
         lines[0] += ", growing"
+    num_components = len(contents.components(settings.poses))
+    if num_components > 1:
+        shown = len(contents.poses(settings.poses, settings.component))
+        lines.append(
+            f"**Tracking broke: {num_components} components**, which no measurement relates. Each has a "
+            f"place and a scale of its own; the {shown:,} poses of one are shown."
+        )
+    if num_poses == 1:
+        lines.append("**A single pose**: the camera has no path.")
     if not num_poses:
         lines.append("**The map is empty so far.** It appears here as soon as the mapper has placed a frame.")
     elif num_points:
@@ -241,7 +256,7 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     elif not len(contents.levels):
         lines.append("**The map has poses but no points**, or none that have been read so far.")
     else:
-        lines.append("**All points are filtered away**: hide fewer unsure ones or widen the range of frames.")
+        lines.append("**All points are filtered away**: lower the confidence or widen the range of frames.")
     return "\n\n".join([*lines, *contents.notes])
 
 
@@ -271,19 +286,18 @@ def free_port(host: str, port: int) -> int:
     raise Anchor3RError(f"no port from {port} on is free at {host}; choose another --port")
 
 
-def place_initially(
-    server: viser.ViserServer, viewpoint: Viewpoint, depth: float, *, move_clients: bool
-) -> None:
+def place_initially(server: viser.ViserServer, first: Viewpoint, depth: float, *, move_clients: bool) -> None:
     """Where new clients look from; and those who are there, if they have waited for something to see."""
-    reach = float(np.linalg.norm(viewpoint.position - viewpoint.look_at)) + depth
-    server.scene.set_up_direction(viewpoint.up)
-    server.initial_camera.position = viewpoint.position
-    server.initial_camera.look_at = viewpoint.look_at
-    server.initial_camera.near, server.initial_camera.far = depth / 50, 100 * reach
+    near, far = depth / 50, 100 * (float(np.linalg.norm(first.position - first.look_at)) + depth)
+    server.scene.set_up_direction(first.up)
+    initial = server.initial_camera
+    initial.position, initial.look_at, initial.fov = first.position, first.look_at, VERTICAL_FOV_RAD
+    initial.near, initial.far = near, far
     for client in server.get_clients().values():
-        client.camera.near, client.camera.far = depth / 50, 100 * reach
+        client.camera.near, client.camera.far = near, far
         if move_clients:
-            look_from(client, viewpoint)
+            client.camera.fov = VERTICAL_FOV_RAD
+            look_from(client, first)
 
 
 def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
@@ -291,62 +305,3 @@ def look_from(client: viser.ClientHandle, viewpoint: Viewpoint) -> None:
         client.camera.up_direction = viewpoint.up
         client.camera.position = viewpoint.position
         client.camera.look_at = viewpoint.look_at
-
-
-@dataclass(frozen=True)
-class Viewpoint:
-    """A camera of the page."""
-
-    position: NDArray[np.float64]
-    look_at: NDArray[np.float64]
-    up: NDArray[np.float64]
-
-
-def overview(poses: Trajectory, up: NDArray[np.float64], depth: float) -> Viewpoint:
-    """The whole trajectory, from above, behind and a little beside it."""
-    center, extent = _extent(poses, depth)
-    along = _ahead(poses, up)
-    return Viewpoint(center + extent * (0.55 * up - 0.5 * along + 0.3 * np.cross(up, along)), center, up)
-
-
-def top_down(poses: Trajectory, up: NDArray[np.float64], depth: float) -> Viewpoint:
-    """The whole trajectory from straight above; where it first went is up on the screen."""
-    center, extent = _extent(poses, depth)
-    return Viewpoint(center + 0.8 * extent * up, center, _ahead(poses, up))
-
-
-def behind(pose: FramePose, up: NDArray[np.float64], depth: float) -> Viewpoint:
-    """Over the shoulder of one camera."""
-    forward = pose.rotation[2]
-    position = pose.center + depth * (0.25 * up - 0.6 * forward)
-    return Viewpoint(position, pose.center + depth * forward, up)
-
-
-def picked(
-    origin: ArrayLike, direction: ArrayLike, points: NDArray[np.float32]
-) -> NDArray[np.float64] | None:
-    """The point (3,) out of (n, 3) that a click along a ray means; None if it hits nothing."""
-    ray = np.asarray(direction, np.float64)
-    ray = ray / np.linalg.norm(ray)
-    offset = points - np.asarray(origin, np.float64)
-    along = offset @ ray
-    aside = np.linalg.norm(offset - along[:, None] * ray, axis=1)
-    angle = np.where(along > 0, aside / np.where(along > 0, along, 1), np.inf)
-    if not len(points) or angle.min() > _NEAR_CLICK:
-        return None
-    meant = np.flatnonzero(angle <= max(_SAME_SPOT, angle.min()))
-    return points[meant[along[meant].argmin()]].astype(np.float64)
-
-
-def _extent(poses: Trajectory, depth: float) -> tuple[NDArray[np.float64], float]:
-    low, high = poses.center.min(0), poses.center.max(0)
-    return (low + high) / 2, float(np.linalg.norm(high - low)) + 2 * depth
-
-
-def _ahead(poses: Trajectory, up: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(3,) level direction in which the first camera looked."""
-    forward = poses.rotation[0, 2]
-    level = forward - (forward @ up) * up
-    if np.linalg.norm(level) < 1e-3:  # it looked straight up or down
-        level = poses.rotation[0, 1] - (poses.rotation[0, 1] @ up) * up
-    return level / np.linalg.norm(level)

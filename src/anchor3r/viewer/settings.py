@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from anchor3r.predictors.confidence import LIKELY
+
 MAX_POINTS = 2_000_000
 """Points on the screen at most."""
 ColourBy = Literal["time", "uncertainty"]
@@ -20,10 +22,12 @@ class ViewSettings:
     """First frame of the range that is shown."""
     last: int
     """Last frame of the range that is shown."""
+    component: int | None = None
+    """Number of the component that is shown; None is the largest."""
     colour_by: ColourBy = "time"
     """What the trajectory's colour tells."""
-    min_confidence: float = 0.0
-    """Points below this confidence are hidden."""
+    min_confidence: float = LIKELY
+    """Points that are less likely than this to be within 5 % of their distance are hidden."""
     point_size: float = 1.0
     """1 is what suits the distance of typical points."""
     point_budget: int = 1_000_000

@@ -6,11 +6,11 @@ ROOT/segment-…/00000_1.jpg with 00000_1.npz (intrinsics, cam2world) beside it;
 from __future__ import annotations
 
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from anchor3r.datasets.files import open_files
+from anchor3r.datasets.waymo import EVALUATED, exported_camera
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark, PosedImages, ScoringProtocol, images_in
 from anchor3r.geometry import Pinhole
@@ -29,17 +29,7 @@ class Waymo(Benchmark):
         camera="1 (front)",
         frames="all",
         ground_truth="cam2world of the exported .npz",
-        sequences=(
-            "163453191",
-            "183829460",
-            "315615587",
-            "346181117",
-            "371159869",
-            "405841035",
-            "460417311",
-            "520018670",
-            "610454533",
-        ),
+        sequences=EVALUATED,
     )
 
     def open(self, root: Path, name: str, wanted: slice) -> Source:
@@ -50,9 +40,10 @@ class Waymo(Benchmark):
         images = images_in(folders[0], "*_1.*")
         height, width = read_image(images[0]).shape[:2]
         cameras, poses = [], []
+        files = open_files(folders[0])
         for image in images:
             path = Path(image).with_suffix(".npz")
-            intrinsics, cam2world = _camera(path)
+            intrinsics, cam2world = exported_camera(files, path.name)
             fx, fy, cx, cy = (float(intrinsics[at]) for at in ((0, 0), (1, 1), (0, 2), (1, 2)))
             cameras.append(Pinhole(fx, fy, cx, cy, width, height))
             poses.append(rigid_motions(cam2world[None, :3], path)[0].inverse())
@@ -64,18 +55,3 @@ class Waymo(Benchmark):
             camera_from_world=poses,
             cameras=cameras,
         )
-
-
-def _camera(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Intrinsics (3, 3) and cam2world (4, 4) of one exported frame."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            intrinsics, cam2world = (archive[key].astype(np.float64) for key in ("intrinsics", "cam2world"))
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
-        raise Anchor3RError(f"{path} is no exported camera ({error}); export the segment again") from error
-    if intrinsics.shape != (3, 3) or cam2world.shape != (4, 4):
-        shapes = f"{intrinsics.shape} and {cam2world.shape}"
-        raise Anchor3RError(
-            f"{path}: intrinsics and cam2world are 3×3 and 4×4, not {shapes}; export it again"
-        )
-    return intrinsics, cam2world

@@ -1,22 +1,24 @@
 """Two ways to a Gauss–Newton step on a motion graph: exactly, and by conjugate gradients on two levels.
 
-Factorising the whole matrix is best for small graphs and sparse ones. On a route with many revisits every
+Factorising the whole matrix in a fill-reducing order is best for graphs whose factor stays sparse: small
+ones, grids, spheres, and drives whose windows reach back over keyframes. On a route with many revisits every
 pass of a street costs a window's worth of frames in every separator, so the exact factor grows out of hand
 (hundreds of megabytes at 20 thousand frames). There the step is found by conjugate gradients with two factors
 that stay small: the chain of window edges, a band matrix that settles everything local, and the graph of
 nodes, each a window's length of frames that move as one body, which settles everything far.
+`make_step_solver` counts what both would cost and takes the cheaper one.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpbtrf, dpbtrs
 
 from anchor3r.kernels import kernel
-from anchor3r.pose_graph.linalg.sparse import Cholesky, analyse
+from anchor3r.pose_graph.linalg.sparse import Analysis, Cholesky, analyse
 from anchor3r.pose_graph.pose_system import (
     Float,
     Index,
@@ -29,6 +31,13 @@ from anchor3r.pose_graph.pose_system import (
 )
 
 _HUGE = 500_000  # frames
+_MAX_REACH = 32  # frames that an edge of the chain spans at most; longer ones are left to the nodes
+_IN_BAND = 0.6  # part of the edges that the chain must hold, or conjugate gradients take long
+# Floating-point operations a second on one thread, as measured on a server's core; only their ratios matter.
+# Dense fronts are bound by arithmetic, narrow bands, triangular solves and passes over the edges by memory.
+_FRONT_RATE, _BAND_RATE, _MEMORY_RATE = 2e10, 5e9, 2e9
+_OPERATIONS_PER_EDGE = 400  # of one product with H
+_MAX_FACTOR_BYTES = 4e9
 _STALE_FACTOR = 3.0  # a preconditioner that takes so many times its first iterations is made anew
 
 
@@ -60,15 +69,75 @@ class LinearSystem(NamedTuple):
     """times the diagonal of H is added to H"""
 
 
+class Structure(NamedTuple):
+    """What a step solver is made for."""
+
+    edges: PoseEdges
+    ties: ScaleTies
+    used: NDArray[np.bool_]
+    """(m,) edges that will ever have a metric other than 0"""
+    num_frames: int
+    block: int
+    """6 unknowns a frame, or 7 with scales free"""
+
+    def nodes(self, node: Index) -> _NodeStructure:
+        """The structure of the block matrix of some nodes, by the node (n,) of each frame."""
+        edges, ties = self.edges, self.ties
+        i, t, a, b = node[edges.i], node[edges.t], node[ties.a], node[ties.b]
+        paired, tied = self.used & (i != t), (a != b) & (self.block == 7)
+        analysis = analyse(
+            int(node[-1]) + 1, np.concatenate([i[paired], a[tied]]), np.concatenate([t[paired], b[tied]])
+        )
+        count = int(paired.sum())
+        return _NodeStructure(
+            analysis, _scattered(analysis.slot[:count], paired), _scattered(analysis.slot[count:], tied)
+        )
+
+
+class _NodeStructure(NamedTuple):
+    analysis: Analysis
+    slot: NDArray[np.int32]
+    """(m,) pair of each edge, -1 if it has none"""
+    tie_slot: NDArray[np.int32]
+    """(q,) likewise of the ties"""
+
+
+def make_step_solver(
+    structure: Structure,
+    choice: Literal["auto", "direct", "iterative"],
+    *,
+    tolerance: float,
+    max_iterations: int,
+    expected_iterations: int,
+) -> DirectSolver | TwoLevelSolver:
+    """The solver that is expected to find a step sooner, or the one that is asked for.
+
+    tolerance, max_iterations, expected_iterations: of conjugate gradients.
+    """
+    span = np.abs(structure.edges.i - structure.edges.t)[structure.used]
+    in_chain = span[span <= _MAX_REACH]
+    reach = int(np.quantile(in_chain, 0.9)) if len(in_chain) else 1
+    n, b, width = structure.num_frames, structure.block, (reach + 1) * structure.block
+    if choice != "iterative":
+        frames = structure.nodes(np.arange(n))
+        operations, size = frames.analysis.factor_cost(b)
+        per_iteration = (4 * n * b * width + _OPERATIONS_PER_EDGE * len(span)) / _MEMORY_RATE
+        iterative = n * b * width**2 / _BAND_RATE + expected_iterations * per_iteration
+        is_chain = np.count_nonzero(span <= reach) >= _IN_BAND * len(span)
+        is_cheaper = (operations / _FRONT_RATE <= iterative or not is_chain) and 8 * size <= _MAX_FACTOR_BYTES
+        if choice == "direct" or is_cheaper:
+            return DirectSolver(structure, frames)
+    return TwoLevelSolver(structure, reach=reach, tolerance=tolerance, max_iterations=max_iterations)
+
+
 class DirectSolver:
     """Factorises H."""
 
-    def __init__(
-        self, edges: PoseEdges, ties: ScaleTies, used: NDArray[np.bool_], num_frames: int, block: int
-    ) -> None:
-        """used: (m,) edges that will ever have a metric other than 0."""
-        self._frames = Nodes(np.arange(num_frames), np.zeros((num_frames, 3)))
-        self._matrix = _NodeMatrix(edges, ties, used, self._frames.node, num_frames, block)
+    def __init__(self, structure: Structure, frames: _NodeStructure | None = None) -> None:
+        """frames: the structure with every frame a node, if it is at hand already."""
+        node = np.arange(structure.num_frames)
+        self._frames = Nodes(node, np.zeros((structure.num_frames, 3)))
+        self._matrix = _NodeMatrix(frames or structure.nodes(node), structure.block)
 
     def solve(self, system: LinearSystem) -> tuple[Float | None, int]:
         """The step (n, b), None if H is not positive definite; and the number of systems solved, 1."""
@@ -84,29 +153,19 @@ class TwoLevelSolver:
     does not take many more iterations.
     """
 
-    def __init__(
-        self,
-        edges: PoseEdges,
-        ties: ScaleTies,
-        used: NDArray[np.bool_],
-        num_frames: int,
-        block: int,
-        *,
-        reach: int,
-        tolerance: float,
-        max_iterations: int,
-    ) -> None:
+    def __init__(self, structure: Structure, *, reach: int, tolerance: float, max_iterations: int) -> None:
         """reach: frames that an edge of the chain spans at most.
 
         tolerance: of the residual's norm in the preconditioner's metric, relative to the gradient's.
         """
         self._tolerance, self._max_iterations = tolerance, max_iterations
+        num_frames, block = structure.num_frames, structure.block
         # Larger nodes and half the band on huge graphs: a few more iterations, factors that still fit.
         self._reach = reach if num_frames <= _HUGE else reach // 2
         node = np.arange(num_frames) // ((reach + 1) * (1 + num_frames // _HUGE))
         self._origin = np.searchsorted(node, node)
         self._nodes = Nodes(node, np.zeros((num_frames, 3)))
-        self._matrix = _NodeMatrix(edges, ties, used, node, int(node[-1]) + 1, block)
+        self._matrix = _NodeMatrix(structure.nodes(node), block)
         self._band = np.empty((num_frames * block, (self._reach + 1) * block))  # column order, lower triangle
         self._stiffness = np.empty((num_frames, block))
         self._made_for = np.nan  # the damping it was made with
@@ -173,18 +232,11 @@ class TwoLevelSolver:
 
 
 class _NodeMatrix:
-    """The block matrix of some nodes: its structure, how to fill it, and its factor."""
+    """The block matrix of some nodes: how to fill it, and its factor."""
 
-    def __init__(
-        self, edges: PoseEdges, ties: ScaleTies, used: NDArray[np.bool_], node: Index, num: int, block: int
-    ) -> None:
-        i, t, a, b = node[edges.i], node[edges.t], node[ties.a], node[ties.b]
-        paired, tied = used & (i != t), (a != b) & (block == 7)
-        analysis = analyse(num, np.concatenate([i[paired], a[tied]]), np.concatenate([t[paired], b[tied]]))
-        count = int(paired.sum())
-        self._slot = _scattered(analysis.slot[:count], paired)
-        self._tie_slot = _scattered(analysis.slot[count:], tied)
-        self.cholesky = Cholesky(analysis, block)
+    def __init__(self, structure: _NodeStructure, block: int) -> None:
+        self._slot, self._tie_slot = structure.slot, structure.tie_slot
+        self.cholesky = Cholesky(structure.analysis, block)
 
     def factorise(self, system: LinearSystem, nodes: Nodes) -> bool:
         """Whether H, as the nodes see it, is positive definite. The system's gauge names nodes here."""

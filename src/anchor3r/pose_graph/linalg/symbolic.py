@@ -56,6 +56,13 @@ class Analysis(NamedTuple):
     stack_size: int
     """Entries of the stack of pending updates at its fullest, for b = 1"""
 
+    def factor_cost(self, block_size: int) -> tuple[float, float]:
+        """Floating-point operations of a factorisation, and entries of the factor and its stack."""
+        width = block_size * np.diff(self.column_start).astype(np.float64)
+        height = block_size * np.diff(self.row_start).astype(np.float64)
+        operations = float(np.sum(width**3 / 3 + width**2 * height + width * height**2))
+        return operations, float(self.panel_start[-1] + self.stack_size) * block_size**2
+
 
 def fill_reducing_order(num_nodes: int, i: Index, j: Index) -> Index:
     """The nodes in an order of elimination that keeps the factor sparse.

@@ -33,8 +33,9 @@ _MIN_WEIGHT = 0.05
 """Summed weight of the points around a cell that gives it a depth."""
 _SLOPE_PRIOR = 0.5
 """Points at the distance of reach that the prior "no slope" is worth."""
-_POINT_NOISE = 0.02
-"""Relative depth error of one point, on top of what its neighbours' scatter shows."""
+_POINT_NOISE = 0.056
+"""Relative depth error that one point leaves on top of what the scatter of its neighbours shows; by maximum
+likelihood together with `predictors.confidence.FEATURES`."""
 _LEAST_FORESHORTENING = 0.3
 """A plane through few points, or far from them, may pass near or behind the camera: where its inverse depth
 is less than this part of its points' mean, the mean is safer."""
@@ -47,8 +48,8 @@ class DensePoints(NamedTuple):
 
     points: NDArray[np.float32]
     """(h, w, 3) in the camera, NaN where no point is near or what is there moves"""
-    confidence: NDArray[np.float32]
-    """(h, w) one over the relative standard deviation of the depth, 0 where there is none"""
+    depth_sigma: NDArray[np.float32]
+    """(h, w) relative standard deviation of the depth, infinite where there is none"""
 
 
 def grid_size(height: int, width: int) -> tuple[int, int]:
@@ -68,7 +69,7 @@ def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Ar
     cells = np.stack(np.meshgrid(np.arange(columns), np.arange(rows)), axis=-1).reshape(-1, 2)
     directions = rays(camera, (cells + 0.5) / cell_from_pixel - 0.5).reshape(rows, columns, 3)
     points = directions / inverse[..., None]
-    return DensePoints(points.astype(np.float32), (1 / sigma).astype(np.float32))
+    return DensePoints(points.astype(np.float32), sigma.astype(np.float32))
 
 
 def _local_planes(
@@ -153,4 +154,4 @@ def _planes_at(m: Array, x: NDArray[np.int64], y: NDArray[np.int64]) -> tuple[Ar
     scatter = np.maximum(level - slope_x * xd - slope_y * yd, 0.0)
     too_far = value < _LEAST_FORESHORTENING * mean
     value, scatter = np.where(too_far, mean, value), np.where(too_far, level, scatter)
-    return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 * (1 + 1 / total))
+    return value, np.sqrt(scatter / value**2 + _POINT_NOISE**2 / total)

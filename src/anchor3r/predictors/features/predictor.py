@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
+from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.depth_completion import DensePoints, densified
@@ -200,6 +201,6 @@ def _window(
         member_from_anchor_translation=np.asarray(member_from_anchor.translation, np.float64),
         confidence=np.ones(len(members)),
         points_in_anchor=points.points,
-        points_confidence=points.confidence,
+        points_confidence=FEATURES.probability(points.depth_sigma),
         intrinsics=pinhole_of(camera, grey.shape[1], grey.shape[0]).resized(width, height),
     )

@@ -23,6 +23,7 @@ from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
 from anchor3r.model.config import Gauge, NetworkConfig
 from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
+from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
 from anchor3r.predictors.devices import (
     backbone_precision,
     choose_device,
@@ -37,6 +38,7 @@ from anchor3r.predictors.network.window_estimation import (
     WindowEstimate,
     WindowEstimationConfig,
     WindowEstimator,
+    information_of,
 )
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
@@ -243,7 +245,7 @@ class NetworkPredictor(Predictor):
             confidence=np.ones(len(members)),
             covariance=None if window.covariance is None else window.covariance[order],
             points_in_anchor=window.points,
-            points_confidence=window.confidence,
+            points_confidence=_points_confidence(window, is_estimated=stream.estimator is not None),
             intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
             descriptor=describe(output.tokens[0]),
         )
@@ -331,6 +333,14 @@ def _fingerprint(frame: Frame) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(frame.image).data, digest_size=16).digest()
 
 
+def _points_confidence(window: WindowEstimate, *, is_estimated: bool) -> NDArray[np.float32]:
+    """Of its points, as probabilities: from the spread of estimated depths, or from what the network says."""
+    if not is_estimated:
+        return from_learned(window.confidence)
+    with np.errstate(divide="ignore"):
+        return WINDOW_ESTIMATION.probability(1 / np.sqrt(information_of(window.confidence)))
+
+
 def _as_array(tensor: Tensor) -> NDArray[Any]:
     """The tensor in numpy, which has no bfloat16 and gets its bits."""
     bits = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
@@ -356,13 +366,13 @@ def _predicted_window(output: WindowOutput, camera: Pinhole, *, along_rays: bool
     if along_rays:
         small = camera.resized(points.shape[1], points.shape[0])
         points = small.unproject_map(points[..., 2]).astype(np.float32)
-    member_from_anchor = SE3(rotation_from_quat(pose[:, [6, 3, 4, 5]]).astype(np.float64), pose[:, :3])
+    member_from_anchor = SE3(rotation_from_quat(pose[:, [6, 3, 4, 5]]), pose[:, :3])
     if output.gauge == "first":
         member_from_anchor = member_from_anchor.inverse()
     return WindowEstimate(
         ages=ages[members],
-        rotation=member_from_anchor.rotation,
-        translation=member_from_anchor.translation,
+        rotation=member_from_anchor.rotation.astype(np.float64),
+        translation=member_from_anchor.translation.astype(np.float64),
         points=points,
         confidence=output.confidence[0].float().cpu().numpy(),
     )

@@ -376,7 +376,7 @@ VEHICLE_FROM_LIDAR = np.eye(4)
 VEHICLE_FROM_LIDAR[:3, :3] = Rotation.from_euler("xyz", [0.01, 0.02, 2.6]).as_matrix()
 VEHICLE_FROM_LIDAR[:3, 3] = 1.4, 0.0, 2.18
 INCLINATIONS = np.sort(np.linspace(-0.35, 0.2, 32) + 0.003 * np.sin(np.arange(32)))
-NUM_COLUMNS = 300
+NUM_COLUMNS = 480
 LIDAR_REACH_M = 75
 SENSOR_FROM_OPENCV = np.array([[0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1.0]])
 """x forward, y left, z up."""
@@ -595,7 +595,7 @@ MINIATURES: dict[str, Miniature] = {
     "vkitti2": Miniature(vkitti2, "street", quantum_m=1e-2),
     "ase": Miniature(ase, camera=CENTRED, quantum_m=1e-3),
     "spring": Miniature(spring, "open"),
-    "waymo": Miniature(waymo, "street"),
+    "waymo": Miniature(waymo, "street", Pinhole(168.0, 172.0, 90.8, 74.9, 192, 144)),
     "blendedmvs": Miniature(blendedmvs, "open"),
     "co3d": Miniature(co3d, relative=2**-11),
     "megadepth": Miniature(megadepth, "open"),

@@ -1,0 +1,227 @@
+"""A map in the formats of other programs: what `anchor3r export` and `anchor3r.export_map` do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.export.selection import Selection
+from anchor3r.io.trajectories import Gaps
+from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
+from anchor3r.predictors.confidence import LIKELY
+from anchor3r.store import Map, best_poses, load_map
+from anchor3r.trajectory import Trajectory
+
+Format = Literal["tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio"]
+_TRAJECTORIES = ("tum", "kitti", "euroc")
+_PROJECTS = ("colmap", "nerfstudio")
+_LARGE_CHANGE = 0.05
+"""Of a focal length: more of it shows in poses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings:
+    """What of a map is exported, and how."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any."""
+    frames: Literal["all", "keyframes"] = "all"
+    """All with a pose, or keyframes only: one out of as many as refine takes."""
+    component: int | None = None
+    """Only this part of a map whose tracking broke; all of them if not given."""
+    gaps: Gaps = Gaps.ERROR
+    """What a kitti file, which has a line for every frame, says of a frame without a pose: error refuses to
+    write, hold repeats the pose of the frame before."""
+    covariance: bool = False
+    """Write the covariance of each pose of a trajectory as well, to OUT.covariance.csv."""
+    confidence: float = LIKELY
+    """Leave out points that are less likely than this to be within 5 % of their distance."""
+    voxel: float | None = None
+    """Keep one point for each cube of this side, in the map's unit; every point if not given."""
+    max_points: int | None = None
+    """Of more points, draw so many by lot; if not given, a million for glb and nerfstudio, two hundred
+    thousand for colmap, all for the rest."""
+    images: Literal["source", "map"] = "source"
+    """Of colmap and nerfstudio, the images: in full size from the source if it is still at hand, without the
+    lens distortion that was stated to map it; or the map's own smaller copies."""
+    cameras: Literal["one", "each"] = "one"
+    """Of colmap and nerfstudio: one camera for all images, as the map knew it in the end; or for each image
+    the one it was mapped with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    what: str
+    """In words, such as "120 poses"."""
+    poses: str
+    """Name of the poses."""
+    notes: tuple[str, ...]
+    """What the user should know about it."""
+
+
+def export_map(
+    folder: Path | str, out: Path | str, format: Format, settings: ExportSettings | None = None
+) -> Exported:
+    """Writes a map to a file, or of colmap and nerfstudio to a new folder, for other programs.
+
+    tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
+    laz and glb are point clouds, glb with the cameras as lines; colmap and nerfstudio are folders with
+    images, cameras and points, from which trainers of splats start.
+    """
+    settings, out = settings or ExportSettings(), Path(out)
+    _insist_on_meaning(format, settings)
+    with load_map(folder) as scene_map:
+        poses = settings.poses or best_poses(scene_map.trajectory_names())
+        notes: list[str] = []
+        chosen = Selection(
+            scene_map=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, settings, notes),
+            min_confidence=settings.confidence, voxel=settings.voxel, max_points=settings.max_points,
+        )  # fmt: skip
+        if format in _TRAJECTORIES:
+            what = _write_trajectory(chosen, out, format, settings)
+        elif format in _PROJECTS:
+            what = _write_project(chosen, out, format, settings, notes)
+        else:
+            what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
+        if scene_map.meta.get("ground_truth_predictor"):
+            notes.append(NOT_A_RECONSTRUCTION)
+    return Exported(what=what, poses=poses, notes=tuple(notes))
+
+
+def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
+    """Refuses options that the format could not follow."""
+    if settings.covariance and format not in _TRAJECTORIES:
+        raise Anchor3RError(f"--covariance belongs to {', '.join(_TRAJECTORIES)}, not to {format}")
+    if settings.frames == "keyframes" and format == "g2o":
+        raise Anchor3RError("a motion graph without the frames between keyframes falls apart; --frames all")
+    if settings.voxel is not None and format == "colmap":
+        raise Anchor3RError("a colmap model merges points by itself: leave --voxel out, or use --max-points")
+    if settings.max_points is not None and settings.max_points < 1:
+        raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
+
+
+def _chosen_part(scene_map: Map, poses: str, settings: ExportSettings, notes: list[str]) -> Trajectory:
+    trajectory, component = scene_map.trajectory(poses), settings.component
+    assert trajectory.component is not None
+    parts = sorted(set(trajectory.component.tolist()))
+    if component is not None:
+        trajectory = trajectory.select(trajectory.component == component)
+    elif len(parts) > 1:
+        notes.append(
+            f"tracking broke, so the map has the components {parts}, which no measurement relates; they are "
+            "all written. Choose one with --component"
+        )
+    if not len(trajectory):
+        if component is None:
+            raise Anchor3RError(scene_map.lack_of_poses())
+        raise Anchor3RError(
+            f"{scene_map.folder} has no {poses} poses in component {component}; its components are {parts}"
+        )
+    step = _keyframe_interval(scene_map, poses) if settings.frames == "keyframes" else 1
+    return trajectory.select(slice(None, None, step))
+
+
+def _keyframe_interval(scene_map: Map, poses: str) -> int:
+    """That of the refinement which made the poses, or of one that would be made now."""
+    made = {refinement.name: refinement.settings for refinement in scene_map.refinements()}
+    return made.get(poses, {}).get("keyframe_interval", RefineSettings.keyframe_interval)
+
+
+def _write_trajectory(chosen: Selection, out: Path, format: str, settings: ExportSettings) -> str:
+    """A kitti file of keyframes has a line only for each pose."""
+    from anchor3r.io.trajectories import write_covariance, write_euroc, write_kitti, write_tum
+
+    scene_map, trajectory = chosen.scene_map, chosen.trajectory
+    if settings.covariance:
+        write_covariance(out.with_name(f"{out.name}.covariance.csv"), trajectory)
+    if format == "tum":
+        write_tum(out, trajectory, comment=_origin(chosen))
+    elif format == "euroc":
+        write_euroc(out, trajectory)
+    elif settings.frames == "keyframes":
+        write_kitti(out, trajectory)
+    else:
+        cut, indices = scene_map.meta["identity"], scene_map.frames().index
+        # Frames that could not be decoded have their line too.
+        wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
+        write_kitti(out, trajectory, frames=wanted, gaps=settings.gaps)
+    return f"{len(trajectory)} poses"
+
+
+def _write_cloud(chosen: Selection, out: Path, format: str) -> str:
+    return f"{_num_written(chosen, out, format)} points"
+
+
+def _num_written(chosen: Selection, out: Path, format: str) -> int:
+    if format == "glb":
+        from anchor3r.export.glb import write_glb
+
+        camera = chosen.scene_map.intrinsics(int(chosen.trajectory.frames[0]))
+        clouds = chosen.limited().clouds(out.parent)
+        return write_glb(out, clouds, chosen.trajectory, camera)
+    if format in ("las", "laz"):
+        from anchor3r.io.las import write_las
+
+        return write_las(out, chosen.clouds(out.parent), compressed=format == "laz")
+    from anchor3r.io.pointcloud import write_pcd, write_ply
+
+    write = write_ply if format == "ply" else write_pcd
+    return write(out, chosen.clouds(out.parent), comment=_origin(chosen))
+
+
+def _with_one_camera(chosen: Selection, notes: list[str]) -> Selection:
+    """Says so if that is far from what the frames were mapped with."""
+    from anchor3r.export.cameras import common_camera, largest_change
+
+    camera = common_camera(chosen.scene_map)
+    change = largest_change(chosen.scene_map, chosen.trajectory.frames.tolist(), camera)
+    if change > _LARGE_CHANGE:
+        notes.append(
+            f"the camera became known on the way, some frames had a focal length {change:.0%} off the final "
+            f"one; for a more exact model map again with --intrinsics "
+            f"{camera.fx:.2f},{camera.fy:.2f},{camera.cx:.2f},{camera.cy:.2f}"
+        )
+    return replace(chosen, camera=camera)
+
+
+def _write_project(
+    chosen: Selection, out: Path, format: str, settings: ExportSettings, notes: list[str]
+) -> str:
+    from anchor3r.export.projects import open_images
+
+    if settings.cameras == "one":
+        chosen = _with_one_camera(chosen, notes)
+    trajectory = chosen.trajectory
+    first = int(trajectory.frames[0])
+    with open_images(chosen.scene_map, first, prefer_source=settings.images == "source") as pictures:
+        if format == "nerfstudio":
+            from anchor3r.export.projects import write_nerfstudio
+
+            count = write_nerfstudio(out, chosen.limited(), pictures, comment=_origin(chosen))
+        else:
+            from anchor3r.export.projects import write_colmap
+
+            count = write_colmap(out, chosen, pictures)
+    taken_from = "the source" if pictures.original is not None else "the map's copies"
+    return f"{len(trajectory)} images (from {taken_from}) and {count} points"
+
+
+def _write_graph(chosen: Selection, out: Path) -> str:
+    from anchor3r.export.g2o import write_pose_graph
+
+    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
+    return f"{len(chosen.trajectory)} poses and {count} edges"
+
+
+def _origin(chosen: Selection) -> str:
+    """One line about where the numbers come from."""
+    meta = chosen.scene_map.meta
+    identity = meta.get("identity", {})
+    text = (
+        f"anchor3r: {chosen.poses} poses of {identity.get('source')}, predictor {identity.get('predictor')}"
+    )
+    return f"{text}; {NOT_A_RECONSTRUCTION}" if meta.get("ground_truth_predictor") else text
