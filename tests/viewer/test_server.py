@@ -103,6 +103,10 @@ def test_a_page_is_one_file_that_holds_the_map(
     said = capsys.readouterr().out
     assert 3000 < int(said.split(" points")[0].split()[-1].replace(",", "")) <= 5000
     assert not re.search(r"https?://|import ", page), "it loads nothing"
+    assert main(["view", str(street), "--save", str(site), "--points", "500", "--poses", "online"]) == 0
+    assert "60 frames, online poses" in (site / "index.html").read_text()
+    assert main(["view", str(street), "--save", str(site), "--poses", "off10"]) == 1
+    assert "no 'off10' poses, only: online, offline" in capsys.readouterr().err
 
 
 def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:

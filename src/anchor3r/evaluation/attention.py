@@ -1,4 +1,4 @@
-"""Where a network's queries look: the share of attention that each frame's queries pay to the others."""
+"""Where a network's queries look: the share of attention that each frame's queries pay to other frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def measure_attention(checkpoint: Path, source: Source, num_frames: int) -> NDAr
     network = load_network(checkpoint)
     wanted = source.wanted
     frames = [source.read(wanted.start + k * wanted.step) for k in range(num_frames)]
-    height, width = network_size(*frames[0].image.shape[:2], network.config, NetworkPredictorConfig())
+    rows, columns = frames[0].image.shape[:2]
+    height, width = network_size(rows, columns, network.config, NetworkPredictorConfig())
     images = [cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA) for frame in frames]
     clip = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)[None].float() / 255
     known = [None if f.intrinsics is None else f.intrinsics.resized(width, height) for f in frames]
@@ -37,7 +38,7 @@ def measure_attention(checkpoint: Path, source: Source, num_frames: int) -> NDAr
 def write_attention(path: Path, shares: Mapping[str, NDArray[np.float64]]) -> None:
     """Keeps the attention of several networks by their names."""
     with replacing(path) as file:
-        np.savez_compressed(file, **shares)
+        np.savez_compressed(file, allow_pickle=False, **shares)
 
 
 def read_attention(path: Path, layers: Sequence[int] = ()) -> dict[str, NDArray[np.float64]]:

@@ -16,17 +16,22 @@ from anchor3r.store import Runtime
 from anchor3r.trajectory import distance_along
 
 DPI = 150
+_MAX_COLUMNS = 3
 _TRUTH = {"color": "0.25", "linewidth": 1.0, "linestyle": "--", "label": "ground truth", "zorder": 3}
 
 
 def trajectory_figure(variants: Mapping[str, TrajectoryErrors], path: Path, title: str) -> None:
     """Top-down view of each variant, coloured by its distance from the ground truth on one scale."""
-    figure = Figure(figsize=(5.0 * len(variants), 4.6), layout="constrained")
-    axes = figure.subplots(1, len(variants), squeeze=False)[0]
+    columns = min(_MAX_COLUMNS, len(variants))
+    rows = -(-len(variants) // columns)
+    figure = Figure(figsize=(5.0 * columns, 4.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for ax in axes[len(variants) :]:
+        ax.set_axis_off()
     first = next(iter(variants.values()))
     horizontal = _ground_axes(first.world_from_true.translation)
     largest = max(float(errors.absolute_m.max()) for errors in variants.values())
-    for ax, (name, errors) in zip(axes, variants.items(), strict=True):
+    for ax, (name, errors) in zip(axes, variants.items(), strict=False):
         line = _coloured_path(errors, horizontal, largest)
         ax.add_collection(line)
         ax.plot(*errors.world_from_true.translation[:, horizontal].T, **_TRUTH)
@@ -95,7 +100,7 @@ def scaling_figure(methods: Mapping[str, Runtime], path: Path) -> None:
     time_ax, memory_ax = figure.subplots(1, 2)
     for name, runtime in methods.items():
         frames = np.arange(1, len(runtime.seconds) + 1)
-        rate = len(frames) / float(runtime.seconds.sum())
+        rate = 1 / float(np.median(runtime.seconds))  # without what the first frames wait for
         time_ax.plot(frames, np.cumsum(runtime.seconds), label=f"{name} ({rate:.3g} frames/s)")
         memory_ax.plot(frames, runtime.peak_rss_bytes / 2**20, label=name)
     time_ax.set(xlabel="frames", ylabel="time (s)", title="runtime")
@@ -124,7 +129,7 @@ def window_size_figure(
 ) -> None:
     """ATE, RRE, RTE and speed over the window size, a line a method: pairs of size and average metrics."""
     shown = {"ate_rmse_m": "ATE (m)", "rre_rmse_deg": "RRE (°)", "rte_rmse_m": "RTE (m)"}
-    labels = shown | {"frames_per_second": "frames / s"}
+    labels = shown | {"steady_frames_per_second": "frames / s"}
     figure = Figure(figsize=(3.0 * len(labels), 3.0), layout="constrained")
     for ax, (metric, label) in zip(figure.subplots(1, len(labels)), labels.items(), strict=True):
         for name, points in rows.items():
@@ -132,7 +137,7 @@ def window_size_figure(
             ax.plot(*zip(*known, strict=True), marker="o", label=name) if known else None
         ax.set(xlabel="window (frames)", ylabel=label)
         ax.set_ylim(bottom=0)
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set_xticks(sorted({size for points in rows.values() for size, _ in points}))
         _finish(ax)
     _save(figure, path)
 

@@ -120,6 +120,9 @@ def runtime_metrics(scene_map: Map) -> Metrics:
     return {
         "seconds": total_s,
         "frames_per_second": len(runtime.seconds) / total_s if total_s else float("nan"),
+        "steady_frames_per_second": 1 / median_s
+        if (median_s := float(np.median(runtime.seconds)))
+        else np.nan,
         "peak_memory_bytes": float(np.max(runtime.peak_rss_bytes)),
     }
 

@@ -140,7 +140,7 @@ def run_tables(runs: Sequence[Results], metrics: Sequence[str], *, with_paper: b
             for run in runs
             for variant, values in run.rows(metric).items()
         ]
-        if not any(value is not None for row in rows for value in row.values.values()):
+        if all(value is None or isnan(value) for row in rows for value in row.values.values()):
             continue
         published = _published(runs[0].benchmark, metric, sequences) if with_paper else []
         if any(row.printed_average is not None for row in published):
