@@ -23,7 +23,6 @@ import numpy as np
 from anchor3r.datasets.dataset import DataSet, Recording, SequenceTable
 from anchor3r.datasets.files import Files, open_files
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.files import replacing
 
 THREADS = 8
 """Sequences that are looked at together; most of the time is spent waiting for the disk."""
@@ -137,8 +136,12 @@ def _look_at(dataset: DataSet, files: Files, folder: Path, name: str) -> dict[st
         frame = Recording(dataset, files, table).read(int(posed[0]))
     except _UNREADABLE as error:
         return {"name": name, "error": f"{name}: {error}"}
-    with replacing(_table_path(folder, name)) as file:
-        file.write(dump_table(table))
+    path = _table_path(folder, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Processes of one run may look at the same sequence at the same time: each writes a file of its own.
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(dump_table(table))
+    os.replace(draft, path)
     return asdict(
         Entry(name=name, num_frames=len(table), num_posed=len(posed), has_depth=frame.depth_m is not None)
     )
