@@ -51,7 +51,7 @@ def test_a_map_made_in_python_is_refined_without_naming_its_predictor(tmp_path: 
     anchor3r.map_source(WORLD, tmp_path / "m", NOISY)
     with load_map(tmp_path / "m") as scene_map:
         assert scene_map.meta["loaded_as"] == {
-            "name": "ground-truth:0.3,0.02", "window": 6, "seed": 3, "every": 1
+            "name": "ground-truth:0.3,0.02", "window": 6, "seed": 3, "every": 1, "dtype": "auto",
         }  # fmt: skip
     assert anchor3r.refine_map(tmp_path / "m")["frames"] == 40
     assert cli.main(["refine", str(tmp_path / "m"), "--redo-loops"]) == 0
