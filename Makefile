@@ -15,6 +15,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --retries 1 --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic]"
+	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
 .PHONY: help browser demo test format bench peers clean

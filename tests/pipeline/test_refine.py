@@ -18,7 +18,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp, umeyama
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import LoopChoices, RefineConfig, refine_map
+from anchor3r.pipeline.refine import LoopChoices, LoopSearchConfig, refine_map
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
@@ -154,7 +154,7 @@ def test_windows_of_query_and_match_share_no_frame(tmp_path: Path) -> None:
     """However short the gap that is asked for: a frame related to itself would close no loop."""
     predictor = GroundTruthPredictor(replace(CONFIG, window=60))
     folder = make_map(tmp_path / "map", predictor, length=2 * ROUND)
-    config = RefineConfig(retrieval=RetrievalConfig(min_gap=1, min_similarity=-1.0))
+    config = LoopSearchConfig(retrieval=RetrievalConfig(min_gap=1, min_similarity=-1.0))
     refine_map(folder, predictor=lambda: predictor, config=config)
     with load_map(folder) as scene_map:
         gaps = [loop.query - loop.match for loop in scene_map.loops()]

@@ -42,7 +42,7 @@ CHANCE = 0.75
 
 
 @dataclass(frozen=True)
-class View:
+class _View:
     """A frame as one hypothesis sees it."""
 
     grey: NDArray[np.float32]
@@ -98,7 +98,7 @@ class CheckResult:
         )
 
 
-Hypothesis = Callable[[Pair], tuple[View, View]]
+Hypothesis = Callable[[Pair], tuple[_View, _View]]
 
 
 def check_recordings(
@@ -175,20 +175,20 @@ def _neighbour(poses: list[SE3], k: int) -> int:
     return int(np.argmin(cost))
 
 
-def _as_given(pair: Pair) -> tuple[View, View]:
+def _as_given(pair: Pair) -> tuple[_View, _View]:
     return _view(pair.first), _view(pair.second)
 
 
-def _view(frame: Frame) -> View:
+def _view(frame: Frame) -> _View:
     assert frame.camera_from_world is not None
     assert frame.intrinsics is not None
     grey = frame.image.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
-    return View(grey, frame.depth_m, frame.camera_from_world, frame.intrinsics)
+    return _View(grey, frame.depth_m, frame.camera_from_world, frame.intrinsics)
 
 
 def _depth_mistakes() -> dict[str, Hypothesis]:
     def scaled(factor: float) -> Hypothesis:
-        def apply(pair: Pair) -> tuple[View, View]:
+        def apply(pair: Pair) -> tuple[_View, _View]:
             first, second = _as_given(pair)
             assert first.depth is not None
             assert second.depth is not None
@@ -209,7 +209,7 @@ def _focal_mistakes() -> dict[str, Hypothesis]:
         def camera(c: Pinhole) -> Pinhole:
             return replace(c, fx=factor * c.fx, fy=factor * c.fy)
 
-        def apply(pair: Pair) -> tuple[View, View]:
+        def apply(pair: Pair) -> tuple[_View, _View]:
             first, second = _as_given(pair)
             return replace(first, camera=camera(first.camera)), replace(second, camera=camera(second.camera))
 
@@ -221,7 +221,7 @@ def _focal_mistakes() -> dict[str, Hypothesis]:
 
 def _pose_mistakes() -> dict[str, Hypothesis]:
     def moved(change: Callable[[SE3], SE3]) -> Hypothesis:
-        def apply(pair: Pair) -> tuple[View, View]:
+        def apply(pair: Pair) -> tuple[_View, _View]:
             first, second = _as_given(pair)
             return replace(first, pose=change(first.pose)), replace(second, pose=change(second.pose))
 
@@ -232,7 +232,7 @@ def _pose_mistakes() -> dict[str, Hypothesis]:
         return moved(lambda pose: axes @ pose)
 
     def neighbour(which: int) -> Hypothesis:
-        def apply(pair: Pair) -> tuple[View, View]:
+        def apply(pair: Pair) -> tuple[_View, _View]:
             first, second = _as_given(pair)
             poses = pair.around[which]
             return replace(first, pose=poses[0]), replace(second, pose=poses[1])
@@ -250,7 +250,7 @@ def _pose_mistakes() -> dict[str, Hypothesis]:
 
 
 def _random_pose(seed: int) -> Hypothesis:
-    def apply(pair: Pair) -> tuple[View, View]:
+    def apply(pair: Pair) -> tuple[_View, _View]:
         rng = np.random.default_rng([seed, pair.first.index, pair.second.index])
         first, second = _as_given(pair)
         length = np.linalg.norm((second.pose @ first.pose.inverse()).translation)
@@ -262,7 +262,7 @@ def _random_pose(seed: int) -> Hypothesis:
     return apply
 
 
-def _warp(first: View, second: View, seed: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _warp(first: _View, second: _View, seed: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Pixels (n, 2) with depth in the first view, their points (n, 3) in the second camera, pixels there."""
     assert first.depth is not None
     rows, columns = np.nonzero(first.depth > 0)
@@ -301,7 +301,7 @@ def _warping_error(pair: Pair, hypothesis: Hypothesis, seed: int) -> float:
     return grey if depth is None else (grey + float(np.minimum(depth / DEPTH_CHANCE, 1).mean())) / 2
 
 
-def _depth_differences(moved: NDArray[Any], there: NDArray[Any], second: View) -> NDArray[np.float64] | None:
+def _depth_differences(moved: NDArray[Any], there: NDArray[Any], second: _View) -> NDArray[np.float64] | None:
     """Relative, of points inside the picture that meet known depth there; None if hardly any does."""
     if second.depth is None:
         return None

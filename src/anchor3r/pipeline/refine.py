@@ -36,8 +36,8 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefineConfig:
-    """Thresholds of a refinement, beyond what a user chooses in `RefineSettings`."""
+class LoopSearchConfig:
+    """Thresholds of a search for loops, beyond what a user chooses in `RefineSettings`."""
 
     retrieval: RetrievalConfig = RetrievalConfig()
     """What counts as another visit of a place."""
@@ -68,7 +68,7 @@ def refine_map(
     settings: RefineSettings | None = None,
     *,
     name: str = OFFLINE,
-    config: RefineConfig | None = None,
+    config: LoopSearchConfig | None = None,
     predictor: Callable[[], Predictor] | None = None,
     read_frame: FrameReader | None = None,
     choices: LoopChoices | None = None,
@@ -94,7 +94,7 @@ def refine_map(
         if not len(scene_map.trajectory()):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
         number, searched = None, False
-        config = config or RefineConfig()
+        config = config or LoopSearchConfig()
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
@@ -181,7 +181,7 @@ class _LoopSearch:
         scene_map: Map,
         writer: MapWriter,
         settings: RefineSettings,
-        config: RefineConfig,
+        config: LoopSearchConfig,
         read_frame: FrameReader,
         progress: Progress,
         clock: _Clock,

@@ -26,7 +26,7 @@ NO_DEPTH = 65535
 """The sky."""
 
 
-class VirtualKitti2(Benchmark):
+class VirtualKitti2Benchmark(Benchmark):
     """The unaltered rendering of the five scenes, left camera."""
 
     protocol = ScoringProtocol(

@@ -21,7 +21,7 @@ from anchor3r.sources.images import read_image
 RATE_HZ = 10.0
 
 
-class Waymo(Benchmark):
+class WaymoBenchmark(Benchmark):
     """Nine segments, named by how their number begins."""
 
     protocol = ScoringProtocol(
