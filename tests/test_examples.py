@@ -21,13 +21,18 @@ STREET = "world:5?motion=driving&width=160&height=120&frames=40"
 
 def arguments_of(name: str, folder: Path) -> list[str]:
     map_folder = str(folder / "map")
-    if name == "05_read_a_map.py":
-        assert main(["map", "world:5?frames=8", "--out", map_folder, "--predictor", "ground-truth"]) == 0
+    if name in ("04_train_on_your_own_maps.py", "05_read_a_map.py"):
+        frames = 30 if name.startswith("04") else 8
+        assert (
+            main(["map", f"{STREET}&frames={frames}", "--out", map_folder, "--predictor", "ground-truth"])
+            == 0
+        )
     return {
         "00_map_a_folder.py": [write_toy_sequence(folder / "images", 8), map_folder, "ground-truth"],
         "01_live_camera.py": [map_folder, "world:5?frames=8", "ground-truth", "5"],
         "02_your_own_predictor.py": [f"{STREET}&frames=5", map_folder],
         "03_solve_your_own_graph.py": [str(folder / "graph.npz")],
+        "04_train_on_your_own_maps.py": [str(folder / "run"), map_folder],
         "05_read_a_map.py": [map_folder, str(folder / "path.png")],
     }[name]
 
@@ -37,6 +42,8 @@ def test_the_example_runs(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [path.name, *arguments_of(path.name, tmp_path)])
+    monkeypatch.setenv("STEPS", "1")
+    monkeypatch.setenv("ANCHOR3R_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
