@@ -29,6 +29,7 @@ test: $(VENV)/installed  ## style, types and tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=src:tests:benchmarks:$$(printf '%s:' tests/*/) $(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/pytest -n 2
 
 browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)

@@ -221,7 +221,7 @@ class TestRoughEdges:
             assert "Traceback" not in err
 
     def test_a_start_behind_the_end_leaves_nothing_in_the_way(self, tmp_path: Path, run: Run) -> None:
-        video = cv2.VideoWriter(str(tmp_path / "clip.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 30, (64, 48))
+        video = cv2.VideoWriter(str(tmp_path / "clip.avi"), cv2.VideoWriter.fourcc(*"MJPG"), 30, (64, 48))
         for image in views(SMALL, list(range(8))):
             video.write(image)
         video.release()

@@ -74,7 +74,7 @@ def test_jacobians_match_finite_differences(scene: tuple, which: str) -> None:
             camera[2:] += delta[1:]
             return _error(camera, pose, point)[:2]
         rotation = np.empty((3, 3))
-        rotate(pose.rotation, *delta[:3], rotation)
+        rotate(pose.rotation, delta[0], delta[1], delta[2], rotation)
         turned = SE3(rotation, so3_exp(delta[:3]) @ pose.translation + delta[3:])
         return _error(CAMERA, turned, point)[:2]
 

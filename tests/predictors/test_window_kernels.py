@@ -102,7 +102,7 @@ def test_a_wrong_pose_is_put_right_by_the_images(
     off = TURN @ so3_exp(np.array([0.006, -0.008, 0.0]))  # about a pixel
     depth = inverse_depth_at(cell_rays())
     flat = [np.full((64, 96), 128, np.float32)] * 2
-    expected, nothing = align(*flat, CAMERA, depth, off, MOVE)
+    expected, nothing = align(flat[0], flat[1], CAMERA, depth, off, MOVE)
     assert np.abs(nothing).max() < 1, "flat images tell nothing, and a match stays where it was expected"
     small = [halved(image, ALIGNMENT) if half else image for image in images]
     camera = CAMERA.resized(small[0].shape[1], small[0].shape[0])

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.sources import UndecodableFrameError, open_source
+from anchor3r.sources import Source, UndecodableFrameError, open_source
 from anchor3r.sources.images import natural_key, read_depth, read_image
 
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def levels(source: object) -> list[int]:
+def levels(source: Source) -> list[int]:
     return [int(frame.image[0, 0, 0]) for frame in source]
 
 
