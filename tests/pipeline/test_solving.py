@@ -60,7 +60,8 @@ def test_an_event_falls_with_its_worst_group(wrong_first: bool, method: str) -> 
     state, center = refined(*parts)
     assert state in (LoopState.CONTRADICTED, LoopState.SCATTERED)
     assert refined(parts[wrong_first])[0].is_accepted
-    np.testing.assert_allclose(center, refined()[1], atol=1e-6)
+    # Another start, ended by the same tolerance: well below the noise of 0.02.
+    np.testing.assert_allclose(center, refined()[1], atol=0.01)
 
 
 def test_the_papers_averaging_takes_every_loop() -> None:

@@ -244,8 +244,11 @@ def test_robust_loss_on_a_public_graph_without_outliers(shared: Path) -> None:
     assert file.camera_from_world is not None
     assert np.any(file.graph.edges.kind == EdgeKind.LOOP)
     refined, _ = refine_poses(file.graph, file.camera_from_world)
-    assert refined.events is not None
-    assert refined.events.accepted.all()
+    plain, _ = refine_poses(file.graph, file.camera_from_world, LEAST_SQUARES)
+    # Its loops are single edges, which nothing verifies: the loss must leave all of them their weight.
+    offset = refined.camera_from_world.center() - plain.camera_from_world.center()
+    size = np.ptp(plain.camera_from_world.center(), axis=0).max()
+    assert np.abs(offset).max() < 0.01 * size
 
 
 def test_a_cost_that_is_not_finite_never_counts_as_converged() -> None:

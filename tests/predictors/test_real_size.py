@@ -75,7 +75,7 @@ def test_pictures_become_a_map_that_is_refined_and_exported(
     for command in (
         ["map", str(source), "--predictor", predictor, "--out", str(folder)],
         ["refine", str(folder)],
-        ["export", str(folder), "--format", "ply", "--out", str(tmp_path / "cloud.ply")],
+        ["export", str(folder), "--format", "ply", "--confidence", "0", "--out", str(tmp_path / "cloud.ply")],
     ):
         assert main(command) == 0
     with load_map(folder) as scene_map:

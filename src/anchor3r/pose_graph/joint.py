@@ -134,20 +134,14 @@ def refine_poses(
             status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
             num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
         )  # fmt: skip
-    verified, log_scale, is_lone = None, np.zeros(n), np.zeros(len(edges), bool)
-    is_loop = edges.kind == EdgeKind.LOOP
-    if config.loss == "gm" and event_of_group is None:
-        is_lone = is_loop & _is_small(edges)
-    if config.loss == "gm" and np.any(is_loop & ~is_lone):
+    is_judged = (edges.kind == EdgeKind.LOOP) & (config.loss == "gm")
+    is_lone = is_judged & _is_small(edges) if event_of_group is None else np.zeros(len(edges), bool)
+    verified, log_scale = None, np.zeros(n)
+    if np.any(is_judged & ~is_lone):
         verified, log_scale = verify_graph(
-            edges,
-            topology,
-            config,
-            is_lone,
-            odometry=odometry,
-            vouched=vouched,
-            event_of_group=event_of_group,
-        )
+            edges, topology, config, is_lone,
+            odometry=odometry, vouched=vouched, event_of_group=event_of_group,
+        )  # fmt: skip
         edges = _as_verified(edges, verified)
     averaged, ties = _averaged_scales(edges, topology, config)
     starts = []
@@ -157,9 +151,8 @@ def refine_poses(
         starts.append(PoseState.of(verified.closed.poses, log_scale + verified.closed.log_scale))
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
-    refinement = _Refinement(
-        edges, topology, ties, config, 1.0 if verified is None else verified.window_inflation
-    )
+    inflation = 1.0 if verified is None else verified.window_inflation
+    refinement = _Refinement(edges, topology, ties, config, inflation)
     state, outcome = refinement.run(starts)
     state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts

@@ -209,7 +209,7 @@ def verify_loops(
     groups = _condense(edges, topology, odometry, noise, config, is_free)
     label = groups.group if event_of_group is None else event_of_group[groups.group]
     _, first, event_of = np.unique(label, return_index=True, return_inverse=True)
-    events = _combine(groups, event_of, first, odometry)
+    events = _combine(groups, event_of, first, odometry, config)
     is_given = np.zeros(len(first), bool)
     is_given[event_of[np.isin(groups.group, given)]] = True
     neighbours = _Neighbours(events, odometry, noise, config, is_free)
@@ -261,6 +261,8 @@ class _Groups(NamedTuple):
     """(g,) edges that say so"""
     sigmas: Sigmas
     """(g,)"""
+    reach: Float
+    """(g,) typical distance that its edges measure"""
     is_sound: Bool
     """(g,) whether its edges differ by less than what they measure"""
     promised: Float
@@ -318,7 +320,7 @@ def _condense(
     distance_sigma = (
         reach * np.maximum(relative, max(noise.relative, float(np.median(relative)))) if g else relative
     )
-    quantile = float(np.sqrt(2 * chi2.isf(config.significance, 3)))
+    quantile = _quantile(config)
     _agree(*arguments, quantile * rotation_sigma, quantile * distance_sigma, rotation, center, agreeing)
     turn = np.swapaxes(rotation, 1, 2) @ odometry.rotation[anchor]
     correction = Corrections(turn, odometry.center()[anchor], center, log_scale)
@@ -327,7 +329,9 @@ def _condense(
     is_sound = says_something & (3 * agreeing > np.diff(start))
     diagonal = np.einsum("mkk->mk", edges.information[loops[start[:-1]]])  # edges of a group are alike
     promised = np.stack([diagonal[:, :3].mean(1), diagonal[:, 3:].mean(1)], 1) ** -0.5
-    return _Groups(group, np.diff(start), anchor, middle, correction, agreeing, sigmas, is_sound, promised)
+    return _Groups(
+        group, np.diff(start), anchor, middle, correction, agreeing, sigmas, reach, is_sound, promised
+    )
 
 
 @kernel
@@ -425,10 +429,12 @@ class _Events(NamedTuple):
     sigmas: Sigmas
     """(k,)"""
     is_sound: Bool
-    """(k,) whether any of its groups says something"""
+    """(k,) whether any group says something, and those that do differ by less than what they measure"""
 
 
-def _combine(groups: _Groups, event_of: Int, first: Int, odometry: SE3) -> _Events:
+def _combine(
+    groups: _Groups, event_of: Int, first: Int, odometry: SE3, config: VerificationConfig
+) -> _Events:
     """The mean over the sound groups of each event, by their variances; differences add to its spread."""
     k = len(first)
     early = np.minimum(groups.anchor, groups.match)[first]
@@ -455,7 +461,22 @@ def _combine(groups: _Groups, event_of: Int, first: Int, odometry: SE3) -> _Even
         means.append(mean)
         sigmas.append(np.sqrt(num_groups / total + apart))  # both see the same places: no better than one
     correction = Corrections(so3_exp(means[0]) @ base, source, means[1], means[2][:, 0])
-    return _Events(early, late, correction, Sigmas(*sigmas), count > 0)
+    turned, moved = (_spread(value, event_of, counts) for value in values[:2])
+    reach = np.bincount(event_of, counts * groups.reach, k) / np.bincount(event_of, counts, k)
+    is_sound = (count > 0) & (_quantile(config) * np.maximum(turned, moved / reach) < 1)
+    return _Events(early, late, correction, Sigmas(*sigmas), is_sound)
+
+
+def _spread(value: Float, event_of: Int, counts: Bool) -> Float:
+    """(k,) root mean square of a coordinate of the values (g, 3) that count, about each event's mean."""
+    num = np.bincount(event_of, counts)
+    mean = np.stack([np.bincount(event_of, counts * column) for column in value.T], 1) / num[:, None]
+    return np.sqrt(np.bincount(event_of, counts * ((value - mean[event_of]) ** 2).mean(1)) / num)
+
+
+def _quantile(config: VerificationConfig) -> float:
+    """Of the length of the difference of two 3-vectors of unit Gaussians."""
+    return float(np.sqrt(2 * chi2.isf(config.significance, 3)))
 
 
 class _Neighbours:
