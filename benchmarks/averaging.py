@@ -38,7 +38,7 @@ from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.verification import EventVerdicts, judge_events
+from anchor3r.pose_graph.verification import EventVerdicts, verify_loops
 from averaging_peers import PEERS, PeerTask, is_installed
 from generated_graphs import SyntheticConfig, SyntheticGraph, synthetic_graph
 
@@ -128,7 +128,7 @@ def verified(route: SyntheticGraph) -> tuple[Edges, EventVerdicts, float]:
     """The edges without the loop events that verification cuts, the verdicts, and CPU seconds."""
     began = time.process_time()
     edges = route.graph.edges
-    verdicts, _ = judge_events(edges, estimate_trajectory(edges))
+    verdicts = verify_loops(edges, estimate_trajectory(edges)).verdicts
     kept = edges.select(~np.isin(edges.group, verdicts.rejected_groups()))
     return kept, verdicts, time.process_time() - began
 

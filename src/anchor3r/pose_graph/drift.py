@@ -188,24 +188,27 @@ def _find_ways(
 def _accumulate(end: int, came_from: Int, distance: Float, center: Float, target: Float, rate: Float) -> None:
     """Adds what every step of the way does to the target: a turn about, or a stretch from, its middle."""
     node = end
+    moves = np.zeros((7, 4))  # what turns about three axes, and a stretch, do to the target
+    moves[0, 0] = moves[1, 1] = moves[2, 2] = moves[6, 3] = 1.0
     while came_from[node] >= 0:
         back = came_from[node]
         frames = distance[node] - distance[back]
-        lever = target - 0.5 * (center[node] + center[back])
         if frames > 0:
-            turn, stretch = np.zeros((7, 3)), np.zeros((7, 1))
+            length_sq = 0.0
             for axis in range(3):
-                turn[axis, axis] = 1.0
-            turn[3, 1], turn[3, 2] = lever[2], -lever[1]
-            turn[4, 0], turn[4, 2] = -lever[2], lever[0]
-            turn[5, 0], turn[5, 1] = lever[1], -lever[0]
-            stretch[3:6, 0], stretch[6, 0] = lever, 1.0
+                moves[3 + axis, 3] = target[axis] - 0.5 * (center[node, axis] + center[back, axis])
+                length_sq += (center[node, axis] - center[back, axis]) ** 2
+            moves[3, 1], moves[3, 2] = moves[5, 3], -moves[4, 3]
+            moves[4, 0], moves[4, 2] = -moves[5, 3], moves[3, 3]
+            moves[5, 0], moves[5, 1] = moves[4, 3], -moves[3, 3]
+            for a in range(7):
+                for b in range(7):
+                    turned = moves[a, 0] * moves[b, 0] + moves[a, 1] * moves[b, 1] + moves[a, 2] * moves[b, 2]
+                    rate[0, a, b] += frames * turned
+                    rate[1, a, b] += frames * moves[a, 3] * moves[b, 3]
             # Within the step errors add up too: a length of the step itself is known no better.
-            step = center[node] - center[back]
-            rate[0] += frames * (turn @ turn.T)
-            rate[1] += frames * (stretch @ stretch.T)
             for axis in range(3):
-                rate[1, 3 + axis, 3 + axis] += frames * (step @ step) / 12
+                rate[1, 3 + axis, 3 + axis] += frames * length_sq / 12
         node = back
 
 

@@ -75,6 +75,7 @@ _DEFAULT = VerificationConfig()
 _NO_GROUPS: Int = np.empty(0, np.int64)
 _NO_WAYS: Float = np.empty(0)
 _BATCH = 2.0  # revisits whose ways and numbers of events differ by at most this factor are decided together
+_SAMPLED = 3  # events of a revisit that speak for it before it is closed: their ways are long, and much alike
 _LEAST_FACTOR = 0.01  # of the drift's variance, whatever closed loops say
 _FEW = 5  # pairs of neighbouring events that say nothing about the noise of events
 _LEAST_SCALE_SIGMA = 1e-3
@@ -556,6 +557,20 @@ def _pairs_within(order: Int, early: Int, late: Int, reach: int) -> Int:
     return found[:, :count]
 
 
+def _evenly(label: Int, order: Int, which: Bool) -> Bool:
+    """Of the entries in `which`, up to _SAMPLED of each label, spread evenly in the order given."""
+    rows = np.flatnonzero(which)
+    rows = rows[np.lexsort((order[rows], label[rows]))]
+    _, start, size = np.unique(label[rows], return_index=True, return_counts=True)
+    rank = np.arange(len(rows)) - np.repeat(start, size)
+    slot = rank * _SAMPLED // np.maximum(np.repeat(size, size), _SAMPLED)
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (slot[1:] != slot[:-1]) | (np.diff(label[rows]) != 0)
+    out = np.zeros(len(which), bool)
+    out[rows[is_first]] = True
+    return out
+
+
 class _Decision:
     """Closes revisit after revisit, the one with the shortest way first."""
 
@@ -580,7 +595,8 @@ class _Decision:
         self.is_closed = np.zeros(k, bool)
         """(k,) whether an event is accepted"""
         self.error = np.zeros((k, 7))
-        """(k, 7) misclosure at the time of the decision"""
+        """(k, 7) misclosure at the time of the decision; of events that their revisit's sample spoke for,
+        against the map with the revisit closed"""
         self.chi_square, self.limit = np.zeros(k), np.ones(k)
         self.way_frames = np.abs(events.late - events.early).astype(np.float64)
 
@@ -597,41 +613,44 @@ class _Decision:
     def _close_in_turn(self, revisit: Int, pending: Bool) -> Bool:
         """Closes those of the pending revisits that fit; returns single events of them that did not (k,)."""
         misfits = np.zeros(len(pending), bool)
+        is_sampled = _evenly(revisit, self._events.late, pending)
         while pending.any():
-            self._test(np.flatnonzero(pending))
-            chosen = self._chosen(revisit, pending, pending & (self.chi_square <= self.limit))
+            sample = pending & is_sampled
+            self._test(np.flatnonzero(sample))
+            chosen = self._chosen(revisit, pending, sample, sample & (self.chi_square <= self.limit))
             if not chosen.any():
+                self._test(np.flatnonzero(pending & ~is_sampled))
                 break
-            self._learn(revisit, chosen)
+            self._learn(revisit, chosen & is_sampled)
             self._close(chosen)
             pending = pending & ~chosen
             is_single = np.bincount(revisit)[revisit] == 1
-            wrong = chosen & ~is_single & ~self._agree_with_closed(chosen)
+            wrong = chosen & ~is_single & ~self._agree_with_closed(chosen, is_sampled)
             if wrong.any():
                 misfits |= wrong
                 self.is_closed &= ~wrong
                 self._close(np.zeros_like(chosen))
         return misfits
 
-    def _agree_with_closed(self, chosen: Bool) -> Bool:
+    def _agree_with_closed(self, chosen: Bool, is_sampled: Bool) -> Bool:
         """(k,) whether events of revisits that were just closed fit the result, which the others dominate."""
         columns = self.error, self.chi_square, self.limit, self.way_frames
-        kept = [column.copy() for column in columns]
+        kept = [column[is_sampled].copy() for column in columns]
         self._test(np.flatnonzero(chosen))
         fits: Bool = ~chosen | (self.chi_square <= self.limit)
         for column, before in zip(columns, kept, strict=True):
-            column[:] = before
+            column[is_sampled] = before
         return fits
 
-    def _chosen(self, revisit: Int, pending: Bool, fits: Bool) -> Bool:
-        """Events of revisits that fit for the most part: the shortest ways, and of these the most events."""
+    def _chosen(self, revisit: Int, pending: Bool, sample: Bool, fits: Bool) -> Bool:
+        """Events of revisits whose sample fits for the most part: the shortest ways, of these the largest."""
         count = int(revisit.max()) + 1
-        balance = np.bincount(revisit[pending], np.where(fits[pending], 1.0, -1.0), count)
+        balance = np.bincount(revisit[sample], np.where(fits[sample], 1.0, -1.0), count)
         good = pending & (balance[revisit] > 0)
         if not good.any():
             return good
         way = np.full(count, np.inf)
-        np.minimum.at(way, revisit[good], self.way_frames[good])
+        np.minimum.at(way, revisit[good & sample], self.way_frames[good & sample])
         shortest = max(float(way.min()), self._config.coarse_frames)
         good &= way[revisit] <= _BATCH * shortest
         size = np.bincount(revisit[good], minlength=count)
