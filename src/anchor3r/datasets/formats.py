@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from anchor3r.datasets.files import Files
 from anchor3r.io.extras import data_library
 from anchor3r.sources.images import DECODING_ERRORS
 from anchor3r.sources.source import UndecodableFrameError
+
+_HDF5 = Lock()
+"""HDF5 that reads through a Python file must not run in two threads at once: each may wait for the other."""
 
 
 def png16(files: Files, name: str) -> NDArray[np.uint16]:
@@ -46,7 +50,7 @@ def hdf5(files: Files, name: str, key: str) -> NDArray[Any]:
     """One data set of an HDF5 file."""
     h5py = data_library("h5py")
     try:
-        with files.open(name) as file, h5py.File(file, "r") as content:
+        with files.open(name) as file, _HDF5, h5py.File(file, "r") as content:
             return np.asarray(content[key])
     except (*DECODING_ERRORS, KeyError) as error:
         raise _undecodable(files, name, error) from error

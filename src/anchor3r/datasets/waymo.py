@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 from functools import lru_cache
+from threading import get_ident
 from typing import Any
 from zipfile import BadZipFile
 
@@ -171,18 +172,18 @@ def _path(component: str, segment: str) -> str:
 
 
 def _parquet(files: Files, path: str) -> Any:
-    # Workers must not share the place in an open file with the process they were forked from.
-    return _opened_parquet(files, path, os.getpid())
+    # Neither threads nor workers may share the place in an open file.
+    return _opened_parquet(files, path, os.getpid(), get_ident())
 
 
 @lru_cache(maxsize=8)
-def _opened_parquet(files: Files, path: str, _: int) -> Any:
-    return data_library("pyarrow.parquet").ParquetFile(files.open(path))
+def _opened_parquet(files: Files, path: str, process: int, thread: int) -> Any:
+    return data_library("pyarrow.parquet").ParquetFile(files.open(path), pre_buffer=False)
 
 
 def _columns(files: Files, path: str, names: tuple[str, ...]) -> dict[str, list[Any]]:
     try:
-        return _parquet(files, path).read(list(names)).to_pydict()
+        return _parquet(files, path).read(list(names), use_threads=False).to_pydict()
     except (OSError, ValueError, KeyError) as error:
         raise Anchor3RError(f"{files.root / path} cannot be read ({error}); get it again") from error
 
@@ -202,11 +203,11 @@ def _rows(files: Files, path: str, row: int, names: tuple[str, ...]) -> dict[str
 @lru_cache(maxsize=2)
 def _group(files: Files, path: str, group: int, names: tuple[str, ...]) -> Any:
     """A group of rows is decompressed as a whole, and mostly asked for more than once."""
-    return _parquet(files, path).read_row_group(group, columns=list(names))
+    return _parquet(files, path).read_row_group(group, columns=list(names), use_threads=False)
 
 
 def _calibration(files: Files, path: str, key: str) -> dict[int, dict[str, Any]]:
-    return {row[key]: row for row in _parquet(files, path).read().to_pylist()}
+    return {row[key]: row for row in _parquet(files, path).read(use_threads=False).to_pylist()}
 
 
 @lru_cache(maxsize=4)
