@@ -1,0 +1,1 @@
+"""Dense geometry on a CPU: measured depth of keyframes, fused into a cloud and a mesh."""
