@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
+from anchor3r.io.files import replacing
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
+from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
@@ -211,10 +215,29 @@ def _write_project(
 
 
 def _write_graph(chosen: Selection, out: Path) -> str:
-    from anchor3r.export.g2o import write_pose_graph
+    """The poses as vertices and all edges between them.
 
-    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
-    return f"{len(chosen.trajectory)} poses and {count} edges"
+    A g2o file has one scale, so every edge goes from the scale of its window to that of the map.
+    """
+    from anchor3r.io.g2o import write_g2o
+
+    trajectory, edges = chosen.trajectory, chosen.scene_map.graph(chosen.poses).edges
+    edges = edges.select(
+        np.isin(edges.frame_i, trajectory.frames) & np.isin(edges.frame_t, trajectory.frames)
+    )
+    if not len(edges):
+        raise Anchor3RError(f"no edges to write to {out}: no window of the map relates two of these frames")
+    log_scale = np.zeros(len(trajectory)) if trajectory.log_scale is None else trajectory.log_scale
+    scale = np.exp(log_scale[np.searchsorted(trajectory.frames, edges.frame_t)])
+    step = np.concatenate([np.ones((len(edges), 3)), np.repeat(1 / scale[:, None], 3, axis=1)], 1)
+    in_map_scale = replace(
+        edges,
+        translation=edges.translation * scale[:, None],
+        information=edges.information * step[:, :, None] * step[:, None, :],
+    )
+    with replacing(out) as file:
+        write_g2o(Path(file.name), MotionGraph(in_map_scale), trajectory.frames, trajectory.camera_from_world)
+    return f"{len(trajectory)} poses and {len(edges)} edges"
 
 
 def _origin(chosen: Selection) -> str:

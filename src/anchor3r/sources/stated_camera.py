@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
+from anchor3r.sources.undistortion import undistorted
 
 _DISTORTION_SIZES = (1, 2, 4, 5)
 _FISHEYE_SIZE = 4
@@ -81,12 +78,9 @@ class StatedCamera:
                 "add --intrinsics fx,fy,cx,cy or --fov DEG"
             )
         # Depth is left out: it would have to be resampled, and only ground truth has it.
-        return replace(frame, image=self._straightened(frame.image, camera), intrinsics=camera, depth_m=None)
-
-    def _straightened(self, image: NDArray[np.uint8], camera: Pinhole) -> NDArray[np.uint8]:
-        import cv2
-
-        return np.asarray(cv2.remap(image, *_straightening(self, camera), cv2.INTER_LINEAR), np.uint8)
+        lens, is_fisheye = self.distortion or self.fisheye, bool(self.fisheye)
+        image = undistorted(frame.image, camera, lens, fisheye=is_fisheye)
+        return replace(frame, image=image, intrinsics=camera, depth_m=None)
 
 
 def _insist_on_sense(camera: Pinhole | None, stated: StatedCamera) -> None:
@@ -108,21 +102,6 @@ def _insist_on_sense(camera: Pinhole | None, stated: StatedCamera) -> None:
             f"--intrinsics {text} mean fields of view of {fovs_deg[0]:.0f}° and {fovs_deg[1]:.0f}° for images"
             f" of {size} pixels, which no straight image has; give fx,fy,cx,cy in pixels of these images"
         )
-
-
-@lru_cache(maxsize=4)
-def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where each pixel of the straight image is read, as `cv2.remap` wants it."""
-    import cv2
-
-    size, matrix = (camera.width, camera.height), camera.matrix()
-    if stated.fisheye:
-        return cv2.fisheye.initUndistortRectifyMap(
-            matrix, np.array(stated.fisheye), np.eye(3), matrix, size, cv2.CV_16SC2
-        )
-    coefficients = np.zeros(5)
-    coefficients[: len(stated.distortion)] = stated.distortion
-    return cv2.initUndistortRectifyMap(matrix, coefficients, np.eye(3), matrix, size, cv2.CV_16SC2)
 
 
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...]:

@@ -24,14 +24,15 @@ from anchor3r.model.config import Gauge, NetworkConfig
 from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
 from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
-from anchor3r.predictors.devices import (
+from anchor3r.predictors.inference import (
     backbone_precision,
+    camera_from_fov,
     choose_device,
     choose_dtype,
     dtype_name,
+    patch_aligned_size,
     require_memory,
 )
-from anchor3r.predictors.images import camera_from_fov, patch_aligned_size
 from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
     EstimatorState,
