@@ -31,6 +31,8 @@ _MOTIONS = ({"kind": "street", "motion": "driving"}, {"kind": "room"}, {"kind": 
 """What a seed is seen with, in turn."""
 _MAX_ATE_RATIO = 1.5
 """Error of position over that with the stated camera that a camera called determined may have."""
+_STILL = 1e-6
+"""Length of a path that only rounding gives to a camera which stays in its place."""
 _NO_ATE = 0.001
 """Part of the path below which an error of position is as good as none."""
 
@@ -49,6 +51,9 @@ class Case:
     ate: float
     """Error of position over the length of the path; NaN without three poses or for a rotation"""
     ate_stated: float
+    invented: float
+    """Part of the steps that the map gives a length although the camera stays in its place; NaN if it moves"""
+    invented_stated: float
 
     @property
     def is_covered(self) -> bool:
@@ -122,8 +127,8 @@ def _worlds(
 
 def _case(name: str, world: World) -> Case:
     frames = [world_frame(world, index) for index in range(len(world))]
-    unknown, ate, num_poses = _mapped([replace(frame, intrinsics=None) for frame in frames], world)
-    _, ate_stated, num_poses_stated = _mapped(frames, world)
+    unknown, ate, invented, num_poses = _mapped([replace(frame, intrinsics=None) for frame in frames], world)
+    _, ate_stated, invented_stated, num_poses_stated = _mapped(frames, world)
     return Case(
         name=name,
         true_px=world.intrinsics.fx,
@@ -134,11 +139,13 @@ def _case(name: str, world: World) -> Case:
         num_poses_stated=num_poses_stated,
         ate=ate,
         ate_stated=ate_stated,
+        invented=invented,
+        invented_stated=invented_stated,
     )
 
 
-def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool], float, int]:
-    """The camera that the predictor believes in, its error of position, and how many frames have a pose."""
+def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool], float, float, int]:
+    """The camera that is believed in, the error of position, the invented steps, and the number of poses."""
     predictor = FeaturesPredictor()
     mapper = Mapper(predictor)
     updates = [mapper.step(frame) for frame in frames]
@@ -147,7 +154,7 @@ def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool],
     camera = predictor.estimated_camera()
     assert camera is not None
     if not poses:
-        return camera, float("nan"), 0
+        return camera, float("nan"), float("nan"), 0
     ordered = [poses[frame] for frame in sorted(poses)]
     estimated = Trajectory(
         frames=np.array([pose.frame for pose in ordered]),
@@ -160,19 +167,26 @@ def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool],
         rotation=world.camera_from_world.rotation,
         center=world.camera_from_world.center(),
     ).select(estimated.frames)
+    if true.path_length() < _STILL:
+        steps = np.linalg.norm(np.diff(estimated.center, axis=0), axis=1)
+        return camera, float("nan"), float((steps > 0).mean()), len(poses)
     estimated_from_true = estimated_from_true_world(estimated, true)
-    if estimated_from_true is None or not true.path_length():
-        return camera, float("nan"), len(poses)
+    if estimated_from_true is None:
+        return camera, float("nan"), float("nan"), len(poses)
     error = estimated_from_true.inverse().apply(estimated.center) - true.center
-    return camera, float(np.sqrt((error**2).sum(1).mean()) / true.path_length()), len(poses)
+    ate = float(np.sqrt((error**2).sum(1).mean()) / true.path_length())
+    return camera, ate, float("nan"), len(poses)
 
 
 def _line(case: Case) -> str:
     known = "" if case.determined else ", undetermined"
+    told = f"ATE {case.ate:.2%} ({case.ate_stated:.2%} stated)"
+    if np.isnan(case.ate) and np.isnan(case.ate_stated):
+        told = f"{case.invented:.0%} of its steps invented ({case.invented_stated:.0%} stated)"
     off = abs(case.focal_px - case.true_px) / case.sigma_px
     return (
         f"{case.name}: {case.focal_px:.0f} ± {case.sigma_px:.0f} for {case.true_px:.0f} px, {off:.1f} spreads"
-        f"{known}, ATE {case.ate:.2%} ({case.ate_stated:.2%} stated), "
+        f"{known}, {told}, "
         f"poses {case.num_poses} / {case.num_poses_stated}"
         f"{'' if case.is_covered else ' NOT COVERED'}{' WORSE' if case.is_worse else ''}"
     )
