@@ -52,7 +52,7 @@ class Case:
     """Error of position over the length of the path; NaN without three poses or for a rotation"""
     ate_stated: float
     invented: float
-    """Part of the steps that the map gives a length although the camera stays in its place; NaN if it moves"""
+    """Part of the steps that the map gives a length although the camera stays in place; NaN if it moves"""
     invented_stated: float
 
     @property
