@@ -45,6 +45,22 @@ class NoPoseReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemberPoints:
+    """The point map of a frame that had none when it was the anchor, on a grid that spans its image."""
+
+    frame: int
+    """Index of the frame, a member of the window."""
+    points_in_member: NDArray[np.float32]
+    """(h, w, 3) in the window's scale; NaN where there is none"""
+    confidence: NDArray[np.float32]
+    """(h, w) as `WindowPrediction.points_confidence`"""
+    colours: NDArray[np.uint8]
+    """(h, w, 3) RGB of the frame's image"""
+    intrinsics: Pinhole
+    """Of the frame's image as it came from the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WindowPrediction:
     """Everything measured at one anchor. All of it is in one scale."""
 
@@ -65,6 +81,8 @@ class WindowPrediction:
     points_confidence: NDArray[np.float32] | None = None
     """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; None if all
     are as sure as can be."""
+    member_points: tuple[MemberPoints, ...] = ()
+    """Of members that waited for this window to get their geometry."""
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0

@@ -47,6 +47,10 @@ CREATE TABLE verdicts (
     name TEXT NOT NULL, event INTEGER NOT NULL, accepted INTEGER NOT NULL, reason TEXT NOT NULL,
     figures TEXT NOT NULL, PRIMARY KEY (name, event)) WITHOUT ROWID;
 """
+_REASONS = """
+-- why a frame had no pose when it came, where the predictor could tell: a NoPoseReason
+CREATE TABLE IF NOT EXISTS reasons (frame INTEGER PRIMARY KEY, reason TEXT NOT NULL);
+"""
 # Maps of format 1 have one search and one refinement, whose verdicts stand in the loops themselves.
 _OF_FORMAT_1 = {
     "searches": "SELECT 0 AS search, json_extract(value, '$.identity') AS identity, "
@@ -83,6 +87,7 @@ CREATE TABLE loops (
     accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
     search INTEGER NOT NULL DEFAULT 0);
 {_REFINEMENTS}
+{_REASONS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
@@ -148,6 +153,8 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
             _prepare_to_write(database)
         if application == _APPLICATION_ID and version == 1:
             database.executescript(_UPGRADE if write else _VIEWS_OF_FORMAT_1)
+        if application == _APPLICATION_ID and write:
+            database.executescript(_REASONS)  # maps from before there was such a table have none
     if application != _APPLICATION_ID:
         raise Anchor3RError(
             f"{path} is not a map, or was never begun; check the path, or map a source into it first"

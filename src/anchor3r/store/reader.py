@@ -17,7 +17,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.confidence import from_old_map
-from anchor3r.predictors.interface import WindowStatus
+from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
@@ -123,6 +123,15 @@ class Map:
             timestamp_s=np.array(timestamp_s, np.float64),
             status=np.array(status, np.str_),
         )
+
+    def no_pose_reasons(self) -> dict[int, NoPoseReason]:
+        """Why frames had no pose when they came, as far as the predictor could tell; later windows may have
+        given them one."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'reasons'"):
+            return {}
+        return {
+            frame: NoPoseReason(reason) for frame, reason in self._all("SELECT frame, reason FROM reasons")
+        }
 
     def lack_of_poses(self) -> str:
         """What to say of a map without any, and why if frames were mapped."""

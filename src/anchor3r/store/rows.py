@@ -18,7 +18,7 @@ from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store.database import EDGE
-from anchor3r.store.pointmaps import decode_picture, encode_picture, encode_points, resized
+from anchor3r.store.pointmaps import EncodedPoints, decode_picture, encode_picture, encode_points, resized
 from anchor3r.trajectory import FramePose
 
 ONLINE = "online"
@@ -227,7 +227,8 @@ def decisive(
 def bulk(
     frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int
 ) -> Iterator[TableRow]:
-    """A frame's point map and its picture, the longer side at most `image_side`; none if that is 0."""
+    """Point maps of a frame and of those that waited for it, why it has no pose, and its picture, the longer
+    side at most `image_side`; none if that is 0."""
     if prediction.points_in_anchor is not None:
         encoded = encode_points(
             prediction.points_in_anchor,
@@ -235,14 +236,23 @@ def bulk(
             frame.image,
             prediction.intrinsics or frame.intrinsics,
         )
-        camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
-        yield TableRow("points", {"frame": frame.index, **vars(encoded), "camera": camera})
+        yield _points_row(frame.index, encoded)
+    if prediction.reason is not None:
+        yield TableRow("reasons", {"frame": frame.index, "reason": prediction.reason.value})
+    for late in prediction.member_points:
+        encoded = encode_points(late.points_in_member, late.confidence, late.colours, late.intrinsics)
+        yield _points_row(late.frame, encoded)
     if image_side:
         height, width = frame.image.shape[:2]
         shrink = min(1.0, image_side / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
         jpeg = encode_picture(resized(frame.image, *size), image_quality)
         yield TableRow("pictures", {"frame": frame.index, "jpeg": jpeg})
+
+
+def _points_row(frame: int, encoded: EncodedPoints) -> TableRow:
+    camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
+    return TableRow("points", {"frame": frame, **vars(encoded), "camera": camera})
 
 
 def shows_same(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, Pinhole, nearest_rotation
 from anchor3r.predictors.features import tracking
@@ -23,6 +24,28 @@ _NUM_NEIGHBOURS = 5
 
 
 @dataclass
+class Waiting:
+    """What is kept of the images of frames that wait for the map to be initialised, to give them points."""
+
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """(k,)"""
+    grey: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0), np.uint8))
+    """(k, h, w) the working images on the grid of a point map"""
+    colours: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
+    """(k, h, w, 3) RGB on the same grid"""
+
+    def add(self, frame: int, grey: NDArray[np.uint8], colours: NDArray[np.uint8]) -> None:
+        self.frames = np.append(self.frames, frame)
+        self.grey = np.concatenate([self.grey.reshape(-1, *grey.shape), grey[None]])
+        self.colours = np.concatenate([self.colours.reshape(-1, *colours.shape), colours[None]])
+
+    def keep(self, frames: NDArray[np.int64]) -> None:
+        """Forgets all others."""
+        kept = np.isin(self.frames, frames)
+        self.frames, self.grey, self.colours = self.frames[kept], self.grey[kept], self.colours[kept]
+
+
+@dataclass
 class Odometry:
     """The streaming state: a local map, the last frame's place in it, and what is known of the camera."""
 
@@ -30,6 +53,8 @@ class Odometry:
     map: LocalMap = field(default_factory=LocalMap)
     running: bool = False
     """whether the map is initialised; until then its keyframes are frames waiting for a pose"""
+    waiting: Waiting = field(default_factory=Waiting)
+    """the images of those frames; none once it is"""
     first_log_focal: float | None = None
     """log of the focal length that the first map was initialised with; None before that"""
     is_turning: bool = False
