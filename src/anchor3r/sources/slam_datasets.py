@@ -209,7 +209,7 @@ def _number(path: str | Path) -> str:
 
 
 class ReplicaSource(ImageSequence):
-    """Replica as rendered for SLAM: a room with results/frame*.jpg and traj.txt, cam_params.json beside it."""
+    """Replica as rendered for SLAM: a room with results/frame*.jpg and traj.txt; cam_params.json beside."""
 
     def __init__(self, uri: str, location: str, wanted: slice) -> None:
         folder = Path(location)

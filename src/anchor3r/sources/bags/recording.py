@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,12 +216,13 @@ def _reading_errors() -> tuple[type[BaseException], ...]:
         ("rosbags.rosbag2", "ReaderError"),
         ("rosbags.serde", "SerdeError"),
         ("rosbags.typesys", "TypesysError"),
+        ("rosbags.rosbag2.reader", "zstd.ZstdError"),
         ("apsw", "Error"),
         ("mcap.exceptions", "McapError"),
         ("zstandard", "ZstdError"),
         ("google.protobuf.message", "DecodeError"),
     ):
-        known.append(getattr(_library(module), name))
+        known.append(attrgetter(name)(_library(module)))
     return tuple(known)
 
 

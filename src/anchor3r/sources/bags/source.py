@@ -225,7 +225,8 @@ def _calibration(recording: Recording, topic: str, asked: str | None) -> Any:
     else:
         namespace = _namespace(topic)
         found = [known for known in cameras if known.name.rpartition("/")[0] == namespace]
-    return next(recording.messages(found[0].name))[1] if found else None
+    messages = (message for _, message in recording.messages(found[0].name)) if found else iter(())
+    return next(messages, None)
 
 
 def _namespace(topic: str) -> str:
