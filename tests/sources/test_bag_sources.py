@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -210,7 +212,7 @@ def test_poses_between_two_are_interpolated(tmp_path: Path) -> None:
         ("bgr16", lambda rgb: rgb[..., ::-1].astype("<u2") * 256 + 7),
     ],
 )  # fmt: skip
-def test_colour_encodings(encoding: str, make) -> None:
+def test_colour_encodings(encoding: str, make: Callable[[Any], Any]) -> None:
     rgb = np.random.default_rng(0).integers(0, 256, (6, 10, 3), dtype=np.uint8)
     written = np.ascontiguousarray(make(rgb))
     image = decoded_raw(written.tobytes(), encoding, 10, 6, written.strides[0], big_endian=False)
@@ -330,10 +332,10 @@ def test_a_real_bag(shared: Path) -> None:
 @pytest.mark.parametrize("name", ["ros1-lz4", "ros2-sqlite", "foxglove"])
 def test_a_map_of_a_recording_goes_on_where_it_was_cut(name: str, tmp_path: Path) -> None:
     path = WRITERS[name](tmp_path / "run", Recorded(poses=poses_along(16)))
-    uri, predictor = f"bag:{path}", GroundTruthPredictor()
-    whole = map_source(uri, tmp_path / "whole", predictor=predictor)
-    map_source(uri, tmp_path / "cut", predictor=predictor, stop=5)
-    resumed = map_source(uri, tmp_path / "cut", predictor=predictor, resume=True)
+    uri = f"bag:{path}"
+    whole = map_source(uri, tmp_path / "whole", predictor=GroundTruthPredictor())
+    map_source(uri, tmp_path / "cut", predictor=GroundTruthPredictor(), stop=5)
+    resumed = map_source(uri, tmp_path / "cut", predictor=GroundTruthPredictor(), resume=True)
     assert (whole["with_pose"], resumed["with_pose"], resumed["resumed_after"]) == (8, 8, 4)
     with load_map(tmp_path / "whole") as one, load_map(tmp_path / "cut") as other:
         np.testing.assert_array_equal(one.trajectory().center, other.trajectory().center)
