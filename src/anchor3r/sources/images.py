@@ -174,7 +174,11 @@ def natural_key(text: str) -> tuple[list[str | int], str]:
 
 
 def _hint(location: str) -> str:
-    marks = {"image_[0-3]": "kitti", "sequences": "kitti", "rgb.txt": "tum", "*.color.*": "7scenes"}
+    marks = {
+        "image_[0-3]": "kitti", "sequences": "kitti", "calibration.txt": "eth3d", "rgb.txt": "tum",
+        "*.color.*": "7scenes", "mav0": "euroc", "cam0": "euroc", "*.gt.freiburg": "icl-nuim",
+        "traj.txt": "replica",
+    }  # fmt: skip
     for mark, scheme in marks.items():
         if glob.glob(os.path.join(glob.escape(location), mark)):
             return f"it looks like a data set, so try {scheme}:{location};"

@@ -6,13 +6,16 @@ import glob
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
+from anchor3r.sources.bags.recording import BAG_SUFFIXES, is_recording
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
+from anchor3r.sources.slam_datasets import Eth3dSource, EurocSource, IclNuimSource, ReplicaSource
 from anchor3r.sources.source import Source, without_password
 from anchor3r.sources.stated_camera import StatedCamera
 
@@ -28,8 +31,10 @@ def open_source(
     """Opens anything that frames come from.
 
     `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
-    `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`; or a list of image files, or of
-    images as arrays (H, W, 3) RGB or (H, W) grey, or anything that yields such arrays or `Frame`s. Of its
+    a recording (`bag:FILE?topic=/camera/image_raw`), a sequence of a data set (`kitti:ROOT/00`, `tum:DIR`,
+    `7scenes:DIR`, `euroc:DIR`, `icl-nuim:DIR`, `replica:DIR`, `eth3d:DIR`) or `world:SEED?option=value`; or a
+    list of image files, or of images as arrays (H, W, 3) RGB or (H, W) grey, or anything that yields such
+    arrays or `Frame`s. Of its
     frames, those at start, start + stride, … before stop are taken; they keep their own index. `camera` is
     what is known of it beyond what the source says. A password in an address is for the server alone: the
     source's own uri has none.
@@ -70,13 +75,15 @@ def _open(uri: str, wanted: slice) -> Source:
         if scheme in _SCHEMES:
             return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
         # A single letter is a drive.
-        if len(scheme) > 1 and scheme.isalnum():
+        if len(scheme) > 1 and scheme.replace("-", "").isalnum():
             raise Anchor3RError(f"unknown kind of source {scheme}: in {without_password(uri)}; {_KNOWN}")
     return _open_path(uri, wanted)
 
 
 def _open_path(uri: str, wanted: slice) -> Source:
     path = os.path.expanduser(uri)
+    if os.path.exists(path) and is_recording(Path(path)):
+        return _open_bag(uri, path, wanted)
     if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
         return open_images(uri, wanted)
     if not os.path.exists(path):
@@ -86,9 +93,15 @@ def _open_path(uri: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
 
     if os.path.splitext(path)[1].lower() not in VIDEO_SUFFIXES:
-        known = " ".join(sorted(VIDEO_SUFFIXES | IMAGE_SUFFIXES))
+        known = " ".join(sorted(VIDEO_SUFFIXES | IMAGE_SUFFIXES | BAG_SUFFIXES))
         raise Anchor3RError(f"{uri} has no known suffix; rename or convert it to one of {known}")
     return VideoSource(wanted, VideoInput(uri=uri, location=path, is_file=True))
+
+
+def _open_bag(uri: str, location: str, wanted: slice) -> Source:
+    from anchor3r.sources.bags.source import BagSource
+
+    return BagSource(uri, location, wanted)
 
 
 def _open_camera(uri: str, device: str, wanted: slice) -> Source:
@@ -124,6 +137,11 @@ _SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {
     "kitti": KittiSource,
     "tum": TumSource,
     "7scenes": SevenScenesSource,
+    "euroc": EurocSource,
+    "icl-nuim": IclNuimSource,
+    "replica": ReplicaSource,
+    "eth3d": Eth3dSource,
+    "bag": _open_bag,
     "world": _open_world,
 }
 

@@ -57,6 +57,8 @@ class Source(ABC):
         self._size: tuple[int, int] | None = None
         self.camera: StatedCamera | None = None
         """What the user says of the camera."""
+        self.lens: StatedCamera | None = None
+        """What the source knows of a lens that bends its images; what the user says overrules it."""
         self._start = wanted.start or 0
         if not self.wanted:
             raise self._beyond_end(length)
@@ -122,9 +124,11 @@ class Source(ABC):
         raise self._beyond_end(None)
 
     def _checked_frame(self, frame: Frame) -> Frame:
-        """A frame as it is handed out: of the stream's size, with the camera that was stated."""
+        """A frame as it is handed out: of the stream's size, straight, with the camera that was stated."""
         self._check_size(frame)
-        return frame if self.camera is None else self.camera.applied(frame)
+        camera = self.camera if self.lens is None or self.camera is None else self.camera.over(self.lens)
+        camera = camera or self.lens
+        return frame if camera is None else camera.applied(frame)
 
     def _check_size(self, frame: Frame) -> None:
         height, width = frame.image.shape[:2]

@@ -15,7 +15,7 @@ from anchor3r.geometry import Pinhole
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.undistortion import undistorted
 
-_DISTORTION_SIZES = (1, 2, 4, 5)
+_DISTORTION_SIZES = (1, 2, 4, 5, 8)
 _FISHEYE_SIZE = 4
 _FOV_DEG = (1, 170)
 """Fields of view that a pinhole camera may have."""
@@ -30,7 +30,7 @@ class StatedCamera:
     fov_deg: float | None = None
     """Horizontal field of view, if there are no intrinsics; the principal point is then in the middle."""
     distortion: tuple[float, ...] = ()
-    """k1[, k2[, p1, p2[, k3]]]: radial and tangential, as OpenCV, ROS and COLMAP have them"""
+    """k1[, k2[, p1, p2[, k3[, k4, k5, k6]]]]: radial and tangential, as OpenCV and ROS have them"""
     fisheye: tuple[float, ...] = ()
     """k1, k2, k3, k4 of the equidistant model, instead"""
 
@@ -48,7 +48,9 @@ class StatedCamera:
         if self.distortion and self.fisheye:
             raise Anchor3RError("--distortion and --fisheye are two models of one lens; choose one of them")
         if self.distortion and len(self.distortion) not in _DISTORTION_SIZES:
-            raise Anchor3RError(f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3]]]")
+            raise Anchor3RError(
+                f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3[,k4,k5,k6]]]]"
+            )
         if self.fisheye and len(self.fisheye) != _FISHEYE_SIZE:
             raise Anchor3RError(f"--fisheye {_text(self.fisheye)} should be the four numbers k1,k2,k3,k4")
 
@@ -59,6 +61,15 @@ class StatedCamera:
             name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
         }
         return StatedCamera(**fields)
+
+    def over(self, known: StatedCamera) -> StatedCamera:
+        """What is stated here, and for the rest what a source knows."""
+        states_lens = self.distortion or self.fisheye
+        states_view = self.intrinsics or self.fov_deg is not None
+        view, lens = self if states_view else known, self if states_lens else known
+        return StatedCamera(
+            intrinsics=view.intrinsics, fov_deg=view.fov_deg, distortion=lens.distortion, fisheye=lens.fisheye
+        )
 
     def applied(self, frame: Frame) -> Frame:
         """The frame with this camera, straightened."""
