@@ -13,7 +13,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
-from anchor3r.sources.source import Source, without_password
+from anchor3r.sources.source import Source, without_secrets
 from anchor3r.sources.stated_camera import StatedCamera
 
 
@@ -44,7 +44,7 @@ def open_source(
         source.camera = camera
         return source
     except OSError as error:
-        what = without_password(str(error.filename or uri))
+        what = without_secrets(str(error.filename or uri))
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
 
 
@@ -71,7 +71,7 @@ def _open(uri: str, wanted: slice) -> Source:
             return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
         # A single letter is a drive.
         if len(scheme) > 1 and scheme.isalnum():
-            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_password(uri)}; {_KNOWN}")
+            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_secrets(uri)}; {_KNOWN}")
     return _open_path(uri, wanted)
 
 
@@ -80,7 +80,7 @@ def _open_path(uri: str, wanted: slice) -> Source:
     if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
         return open_images(uri, wanted)
     if not os.path.exists(path):
-        raise Anchor3RError(f"there is no {without_password(uri)}; check the path ({_KNOWN})")
+        raise Anchor3RError(f"there is no {without_secrets(uri)}; check the path ({_KNOWN})")
     if is_image(path):
         return open_images(uri, wanted)
     from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
@@ -106,7 +106,10 @@ def _open_camera(uri: str, device: str, wanted: slice) -> Source:
 def _open_url(uri: str, _: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VideoInput, VideoSource
 
-    return VideoSource(wanted, VideoInput(uri=without_password(uri), location=uri))
+    if "://" not in uri:
+        raise Anchor3RError(f"{without_secrets(uri)} is no address; write it with ://, as rtsp://camera/live")
+    location = uri.replace(" ", "%20")  # which no address has; a password may
+    return VideoSource(wanted, VideoInput(uri=without_secrets(location), location=location))
 
 
 def _open_world(uri: str, options: str, wanted: slice) -> Source:

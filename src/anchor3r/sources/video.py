@@ -21,7 +21,7 @@ from av.video.stream import VideoStream
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import NOMINAL_RATE_HZ
-from anchor3r.sources.source import Source, UndecodableFrameError, without_password
+from anchor3r.sources.source import Source, UndecodableFrameError, without_secrets
 
 VIDEO_SUFFIXES = {
     ".3gp", ".avi", ".flv", ".h264", ".hevc", ".m2ts", ".m4v", ".mjpeg", ".mjpg", ".mkv",
@@ -286,7 +286,7 @@ class VideoSource(Source):
         try:
             yield
         except (av.FFmpegError, IndexError) as error:  # PyAV: IndexError on a packet of no announced stream
-            reason = without_password(str(error))  # FFmpeg names what it was opened with
+            reason = without_secrets(str(error))  # FFmpeg names what it was opened with
             raise Anchor3RError(f"{self.uri} breaks off ({reason}); {self._video.remedy()}") from error
 
     def _time_s(self, index: int, picture: VideoFrame) -> float:
