@@ -52,7 +52,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _one_of(arguments, value, where)
     if origin is Literal:
-        return _insist(value in arguments and isinstance(value, str | int), value, where, f"one of {arguments}")
+        return _insist(
+            value in arguments and isinstance(value, str | int), value, where, f"one of {arguments}"
+        )
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return record_from_json(hint, value, where)
     if origin is tuple:

@@ -1,7 +1,7 @@
 """The command line: `anchor3r COMMAND …`. A command is one typed function in `anchor3r.cli`, read by tyro.
 
-Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 3 a defect of the program itself, 130
-interrupted by Ctrl-C, 141 the output is no longer read.
+Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 3 a defect of the program itself,
+130 interrupted by Ctrl-C, 141 the output is no longer read.
 """
 
 from __future__ import annotations

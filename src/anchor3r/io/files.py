@@ -1,7 +1,7 @@
 """Files and folders that are there wholly or not at all, and that never take the place of what is precious.
 
-Everything that the program writes beside its maps goes through here. What an output may replace is an ordinary
-file or nothing: never a map, a file that the same command reads, a device or a folder.
+Everything that the program writes beside its maps goes through here. What an output may replace is an
+ordinary file or nothing: never a map, a file that the same command reads, a device or a folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _insist_on_harmless(path: Path, inputs: Iterable[Path | str]) -> None:
     except FileNotFoundError:
         folder = next(parent for parent in path.parents if parent.exists())
         if not folder.is_dir():
-            raise Anchor3RError(f"cannot write {path}: {folder} is not a folder; choose another place") from None
+            raise Anchor3RError(
+                f"cannot write {path}: {folder} is not a folder; choose another place"
+            ) from None
         return
     if stat.S_ISDIR(status.st_mode):
         raise Anchor3RError(f"cannot write {path}: there is a folder of that name; name a file")
@@ -54,7 +56,9 @@ def _insist_on_harmless(path: Path, inputs: Iterable[Path | str]) -> None:
     for given in inputs:
         with suppress(OSError, ValueError):
             if os.path.samestat(os.stat(given), status):
-                raise Anchor3RError(f"cannot write {path}: it is what this command reads; choose another name")
+                raise Anchor3RError(
+                    f"cannot write {path}: it is what this command reads; choose another name"
+                )
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The gate that files from outside come through: what they are, how large they are, what they decode to.
 
-Whatever is wrong is an `Anchor3RError` that names the file, the place and the remedy. Nothing here runs what a
-file says, follows it elsewhere, or takes more memory than `Limits` allows.
+Whatever is wrong is an `Anchor3RError` that names the file, the place and the remedy. Nothing here runs what
+a file says, follows it elsewhere, or takes more memory than `Limits` allows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def text_lines(path: Path | str, *, errors: str = "strict") -> Iterator[tuple[in
     except OSError as error:
         raise Anchor3RError(f"cannot read {path}: {_strerror(error)}; check the path") from error
     except UnicodeDecodeError as error:
-        raise Anchor3RError(f"{path} is not a text file ({error}); check that it is what you meant") from error
+        raise Anchor3RError(
+            f"{path} is not a text file ({error}); check that it is what you meant"
+        ) from error
 
 
 def read_json(path: Path | str, *, kind: str = "JSON file") -> dict[str, Any]:

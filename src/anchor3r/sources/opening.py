@@ -118,6 +118,12 @@ def _open_world(uri: str, options: str, wanted: slice) -> Source:
     return WorldSource(uri, options, wanted)
 
 
+def is_remote(uri: str) -> bool:
+    """Whether opening it would reach beyond the files of this machine: a server or a camera."""
+    scheme, colon, _ = uri.partition(":")
+    return bool(colon) and scheme in ("camera", "rtsp", "rtsps", "http", "https")
+
+
 _SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {
     "camera": _open_camera,
     "rtsp": _open_url,
