@@ -60,7 +60,7 @@ INSIDE_FOUNDATION = {
     "records": {"errors"},
     "robust": set(),
     "snapshots": set(),
-    "threads": {"errors"},
+    "threads": {"errors", "limits"},
     "geometry": {"robust"},
     "trajectory": {"geometry", "errors", "robust"},
     "framing": {"trajectory"},

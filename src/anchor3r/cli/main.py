@@ -105,8 +105,10 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except Exception as error:  # the last resort: even a defect of ours is told politely
         if is_interrupt(error):
             return _tell("interrupted", 130)
-        if isinstance(error, OSError) and error.filename is None:
-            raise  # of the standard output
+        if isinstance(error, OSError):
+            if error.filename is None:
+                raise  # of the standard output
+            return _tell(f"{error.filename}: {error.strerror}; check the path and what you may do there")
         return _tell_of_defect(error, arguments)
     return 0
 

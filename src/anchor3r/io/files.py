@@ -69,7 +69,7 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
     unfinished file goes is taken away, not written through.
     """
     path = check_output(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished = unfinished_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_exclusively(unfinished) as file:
@@ -85,6 +85,11 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
                 raise
     except OSError as error:
         raise _cannot_write(path, error) from error
+
+
+def unfinished_name(path: Path) -> Path:
+    """What a file or folder is called until it is complete."""
+    return path.with_name(f".{path.name}.unfinished")
 
 
 def open_exclusively(path: Path) -> BinaryIO:
@@ -119,7 +124,7 @@ def replacing_folder(path: Path | str) -> Iterator[Path]:
     path = Path(path)
     try:
         insist_on_new_folder(path)
-        unfinished = path.with_name(f".{path.name}.unfinished")
+        unfinished = unfinished_name(path)
         try:
             _remove(unfinished)
             unfinished.mkdir(parents=True)

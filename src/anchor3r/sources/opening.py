@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
@@ -34,10 +35,12 @@ def open_source(
     what is known of it beyond what the source says. A password in an address is for the server alone: the
     source's own uri has none.
     """
-    if start < 0 or stride < 1 or (stop is not None and stop <= start):
+    too_large = max(start, stride, stop or 0) > LIMITS.frames
+    if start < 0 or stride < 1 or (stop is not None and stop <= start) or too_large:
         raise Anchor3RError(
             f"no frames to take with start {start}, stop {stop}, stride {stride}; "
-            "start must not be negative, stop must be higher than start, stride at least 1"
+            "start must not be negative, stop must be higher than start, stride at least 1, and none above "
+            f"{LIMITS.frames:,}"
         )
     try:
         source = _open_any(uri, slice(start, stop, stride))
