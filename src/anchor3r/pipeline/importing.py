@@ -21,6 +21,7 @@ from anchor3r.datasets.colmap_models import read_model
 from anchor3r.datasets.files import FolderFiles
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, rotation_from_quat
+from anchor3r.io.inputs import read_arrays
 from anchor3r.io.tables import rigid_motions
 from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
 from anchor3r.pipeline.mapping import MappingRun
@@ -146,11 +147,10 @@ def _read_poses(path: Path, source: Source, settings: ImportSettings) -> _Paired
 
 def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
     """Of an array (n, 4, 4) or (n, 3, 4), in .npz the only one of that shape beside `timestamps`."""
-    try:
-        loaded = np.load(path)
-        arrays = dict(loaded) if path.suffix == ".npz" else {"poses": loaded}
-    except (OSError, ValueError) as error:
-        raise Anchor3RError(f"cannot read {path} ({error}); name a .npy or .npz file of matrices") from error
+    arrays = read_arrays(path)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf":
+            raise Anchor3RError(f"{path}: array {name!r} should be numbers, is {array.dtype}")
     found = [a for a in arrays.values() if a.ndim == 3 and a.shape[1:] in ((4, 4), (3, 4)) and len(a)]
     if len(found) != 1:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -158,6 +158,8 @@ def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
     poses = rigid_motions(found[0][:, :3].astype(np.float64), path)
     camera_from_world = poses if settings.world_to_camera else poses.inverse()
     stamps = arrays.get("timestamps")
+    if stamps is not None and (stamps.shape != (len(poses),) or not np.isfinite(stamps).all()):
+        raise Anchor3RError(f"{path}: 'timestamps' should be {len(poses)} finite numbers, one for each pose")
     return Trajectory(
         frames=np.arange(len(poses)),
         rotation=np.asarray(camera_from_world.rotation, np.float64),
@@ -215,8 +217,9 @@ class _DepthFiles:
         path, (height, width) = self.paths[number], frame.image.shape[:2]
         if path.suffix == ".png":
             return read_depth(path, width, height, self.units)
-        depth = np.load(path).squeeze()
-        if depth.shape != (height, width):
+        (found,) = read_arrays(path).values()
+        depth = found.squeeze()
+        if depth.shape != (height, width) or depth.dtype.kind not in "iuf":
             raise Anchor3RError(
                 f"{path} has the shape {depth.shape}, but its image is {width}×{height}; resize one to "
                 "the other"

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.predictors.interface import Dtype
 
 NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 """What has to be said of every map that the ground-truth predictor made."""
+_MOST_PLACES = 1_000
+"""Earlier places for one keyframe: each is measured, so that more would be a search through all pairs."""
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 
@@ -40,6 +43,11 @@ class MapSettings:
     threads: int | None = None
     """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
+    def __post_init__(self) -> None:
+        _insist_on_ranges(self, window=LIMITS.window, every=LIMITS.window, threads=LIMITS.threads)
+        if not 0 <= self.seed <= LIMITS.seed:
+            raise Anchor3RError(f"--seed must lie in 0 … {LIMITS.seed}, not {self.seed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RefineSettings:
@@ -68,6 +76,11 @@ class RefineSettings:
     """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
     def __post_init__(self) -> None:
-        for name in ("keyframe_interval", "top_k"):
-            if getattr(self, name) < 1:
-                raise Anchor3RError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _insist_on_ranges(self, keyframe_interval=LIMITS.frames, top_k=_MOST_PLACES, threads=LIMITS.threads)
+
+
+def _insist_on_ranges(settings: MapSettings | RefineSettings, **most: int) -> None:
+    for name, largest in most.items():
+        value = getattr(settings, name)
+        if value is not None and not 1 <= value <= largest:
+            raise Anchor3RError(f"--{name.replace('_', '-')} must lie in 1 … {largest}, not {value}")

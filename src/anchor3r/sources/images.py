@@ -21,6 +21,7 @@ from PIL import ExifTags, Image, ImageOps
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.extras import optional_library
+from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import IndexedSource, UndecodableFrameError
 
@@ -30,6 +31,10 @@ IMAGE_SUFFIXES = _HEIF_SUFFIXES | {
     ".tif", ".tiff", ".webp",
 }  # fmt: skip
 
+_IMAGE_FORMATS = (
+    "AVIF", "BMP", "DIB", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP",
+)  # fmt: skip
+"""What an image file may be, by Pillow's names; others run programs or hold what is no image."""
 _SAMPLED_TIMES = 200
 NOMINAL_RATE_HZ = 30.0
 """Frame rate assumed where images carry no times."""
@@ -133,7 +138,7 @@ class PhotoSequence(ImageSequence):
 
     def _taken_s(self, index: int) -> float | None:
         try:
-            with Image.open(self._paths[index]) as image:
+            with opened_image(self._paths[index]) as image:
                 return photo_facts(image).taken_s
         except DECODING_ERRORS:
             return None
@@ -193,11 +198,22 @@ def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
 def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
     """The same, and what the file says of itself."""
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             facts = photo_facts(image)
             return _rgb(ImageOps.exif_transpose(image)), facts
     except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
+
+
+def opened_image(path: str | Path | BinaryIO) -> Image.Image:
+    """An image file, not decoded yet; a ValueError if it is too large, or no ordinary file."""
+    if isinstance(path, str | Path) and not os.path.isfile(path):
+        raise ValueError("it is no file")
+    image = Image.open(path, formats=_IMAGE_FORMATS)
+    if image.width * image.height > LIMITS.pixels:
+        image.close()
+        raise ValueError(f"it has {image.width}×{image.height} pixels, more than {LIMITS.pixels:,}")
+    return image
 
 
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -217,7 +233,7 @@ def read_depth(
 ) -> NDArray[np.float32]:
     """Decodes a 16-bit depth image (H, W) to metres; 0 and the value `invalid` become 0, unknown."""
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             if not image.mode.startswith("I"):
                 raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
             depth = np.asarray(image)

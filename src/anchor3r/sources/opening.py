@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
 from anchor3r.sources.bags.recording import BAG_SUFFIXES, is_recording
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
 from anchor3r.sources.slam_datasets import Eth3dSource, EurocSource, IclNuimSource, ReplicaSource
-from anchor3r.sources.source import Source, without_password
+from anchor3r.sources.source import Source, without_secrets
 from anchor3r.sources.stated_camera import StatedCamera
 
 
@@ -39,17 +40,19 @@ def open_source(
     what is known of it beyond what the source says. A password in an address is for the server alone: the
     source's own uri has none.
     """
-    if start < 0 or stride < 1 or (stop is not None and stop <= start):
+    too_large = max(start, stride, stop or 0) > LIMITS.frames
+    if start < 0 or stride < 1 or (stop is not None and stop <= start) or too_large:
         raise Anchor3RError(
             f"no frames to take with start {start}, stop {stop}, stride {stride}; "
-            "start must not be negative, stop must be higher than start, stride at least 1"
+            "start must not be negative, stop must be higher than start, stride at least 1, and none above "
+            f"{LIMITS.frames:,}"
         )
     try:
         source = _open_any(uri, slice(start, stop, stride))
         source.camera = camera
         return source
     except OSError as error:
-        what = without_password(str(error.filename or uri))
+        what = without_secrets(str(error.filename or uri))
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
 
 
@@ -76,7 +79,7 @@ def _open(uri: str, wanted: slice) -> Source:
             return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
         # A single letter is a drive.
         if len(scheme) > 1 and scheme.replace("-", "").isalnum():
-            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_password(uri)}; {_KNOWN}")
+            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_secrets(uri)}; {_KNOWN}")
     return _open_path(uri, wanted)
 
 
@@ -87,7 +90,7 @@ def _open_path(uri: str, wanted: slice) -> Source:
     if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
         return open_images(uri, wanted)
     if not os.path.exists(path):
-        raise Anchor3RError(f"there is no {without_password(uri)}; check the path ({_KNOWN})")
+        raise Anchor3RError(f"there is no {without_secrets(uri)}; check the path ({_KNOWN})")
     if is_image(path):
         return open_images(uri, wanted)
     from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
@@ -119,13 +122,22 @@ def _open_camera(uri: str, device: str, wanted: slice) -> Source:
 def _open_url(uri: str, _: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VideoInput, VideoSource
 
-    return VideoSource(wanted, VideoInput(uri=without_password(uri), location=uri))
+    if "://" not in uri:
+        raise Anchor3RError(f"{without_secrets(uri)} is no address; write it with ://, as rtsp://camera/live")
+    location = uri.replace(" ", "%20")  # which no address has; a password may
+    return VideoSource(wanted, VideoInput(uri=without_secrets(location), location=location))
 
 
 def _open_world(uri: str, options: str, wanted: slice) -> Source:
     from anchor3r.sources.worlds import WorldSource
 
     return WorldSource(uri, options, wanted)
+
+
+def is_remote(uri: str) -> bool:
+    """Whether opening it would reach beyond the files of this machine: a server or a camera."""
+    scheme, colon, _ = uri.partition(":")
+    return bool(colon) and scheme in ("camera", "rtsp", "rtsps", "http", "https")
 
 
 _SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {

@@ -26,8 +26,10 @@ PREFETCH_DEPTH = 4
 
 logger = logging.getLogger("anchor3r")
 Item = TypeVar("Item")
-# Up to the last @ of what a server is named by; the password itself may have another one.
-_PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
+# Up to the last @ of what a server is named by; the password itself may have another one, or blanks.
+_PASSWORD = re.compile(r"(?<=:/)(/*[^/?#@:\s'\"]*):[^/?#\n'\"]*@")
+_SECRET_NAMES = "token|key|secret|pass|pwd|auth|sig|cred|session|jwt|ticket|access|sid"
+_SECRET_OPTION = re.compile(rf"([?&;#][^=&;#\s]*(?:{_SECRET_NAMES})[^=&;#\s]*=)[^&;#\s'\")]+", re.IGNORECASE)
 
 
 class UndecodableFrameError(Anchor3RError):
@@ -179,12 +181,12 @@ class IndexedSource(Source):
             yield frame
 
 
-def without_password(text: str) -> str:
+def without_secrets(text: str) -> str:
     """An address as it may be shown in messages, maps and reports, which people send to each other.
 
-    rtsp://user:secret@host/live -> rtsp://user:***@host/live, anywhere in a text.
+    rtsp://user:secret@host/live?token=abc -> rtsp://user:***@host/live?token=***, anywhere in a text.
     """
-    return _PASSWORD.sub(r"\1:***@", text)
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:

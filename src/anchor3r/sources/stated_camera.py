@@ -12,11 +12,14 @@ from typing import Any
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
+from anchor3r.records import record_from_json
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.undistortion import undistorted
 
 _DISTORTION_SIZES = (1, 2, 4, 5, 8)
 _FISHEYE_SIZE = 4
+_LARGEST_NUMBER = 1e6
+"""Pixels or coefficients of a camera."""
 _FOV_DEG = (1, 170)
 """Fields of view that a pinhole camera may have."""
 
@@ -35,6 +38,14 @@ class StatedCamera:
     """k1, k2, k3, k4 of the equidistant model, instead"""
 
     def __post_init__(self) -> None:
+        for option, numbers in (
+            ("--intrinsics", self.intrinsics),
+            ("--distortion", self.distortion),
+            ("--fisheye", self.fisheye),
+            ("--fov", () if self.fov_deg is None else (self.fov_deg,)),
+        ):
+            if not all(isinstance(n, float | int) and abs(n) <= _LARGEST_NUMBER for n in numbers):
+                raise Anchor3RError(f"{option} {_text(numbers)} has numbers that no camera has")
         if self.intrinsics and (len(self.intrinsics) != 4 or min(self.intrinsics[:2]) <= 0):
             raise Anchor3RError(
                 f"--intrinsics {_text(self.intrinsics)} are not four numbers fx,fy,cx,cy with positive focal "
@@ -57,10 +68,7 @@ class StatedCamera:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> StatedCamera:
         """From the fields as JSON gives them back."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return StatedCamera(**fields)
+        return record_from_json(StatedCamera, values, "the camera that was stated")
 
     def over(self, known: StatedCamera) -> StatedCamera:
         """What is stated here, and for the rest what a source knows."""
@@ -124,4 +132,4 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...]:
 
 
 def _text(numbers: tuple[float, ...]) -> str:
-    return ",".join(f"{number:g}" for number in numbers)
+    return ",".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)
