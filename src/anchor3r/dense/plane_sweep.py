@@ -50,7 +50,8 @@ def semi_global(
 ) -> NDArray[np.float32]:
     """Costs (h, w, p) summed along paths from the four sides, mean of the four.
 
-    small: of a step by one plane to the neighbour; large: of any jump, over 1 + |grey difference| / edge_grey.
+    small: of a step by one plane to the neighbour; large: of any jump, less across edges:
+    over 1 + |grey difference| / edge_grey.
     """
     total = np.zeros(costs.shape, np.float32)
     _along_rows(costs, guide, np.float32(small), np.float32(large), np.float32(edge_grey), total)

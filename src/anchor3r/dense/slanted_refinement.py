@@ -1,9 +1,9 @@
 """From depth on a coarse grid to depth and slope of every pixel, by windows that lie on slanted planes.
 
-Every pixel has a plane, whose inverse depth d is linear in the image: d, and its slopes along x and y. A plane
+Every pixel has a plane, whose inverse depth is linear in the image: d, with slopes along x and y. A plane
 is as good as the correlation of the window that it shows in the sources. Pixels try the planes of their
-neighbours, as PatchMatch does, then depths a little nearer and farther, between which a parabola finds the
-best; slopes are those of the depths around.
+neighbours, as PatchMatch does, then a Gauss–Newton step makes each depth precise; slopes are those of the
+depths around.
 
 Letters: s views, h × w pixels.
 """
@@ -20,8 +20,8 @@ from anchor3r.dense.plane_sweep import BEST_VIEWS, NOISE_VARIANCE, RADIUS, windo
 from anchor3r.geometry import Array, Pinhole
 from anchor3r.kernels import kernel
 
-_STEP_PX = 0.6
-"""Image motion, in the view where it is largest, between the three depths of a parabola."""
+_LONGEST_STEP_PX = 1.0
+"""Of a Gauss–Newton step: image motion in the view where it is largest."""
 _SAME_PX = 0.15
 """Planes that differ by less image motion than this are one."""
 _FIT_RADIUS = 3
@@ -43,9 +43,8 @@ class PixelPlanes:
     """and per row."""
     score: NDArray[np.float32]
     """Mean correlation of the best views; -1 without any."""
-    motion: NDArray[np.float32]
-    """Pixels × depth: root of the summed squares of the image motions, in the best views, per inverse
-    depth."""
+    curvature: NDArray[np.float32]
+    """How sharply the likeness falls with a change of inverse depth, summed over the best views."""
 
 
 def refine(
@@ -63,17 +62,19 @@ def refine(
     mean, variance = window_moments(reference)
     score = np.full((height, width), -1, np.float32)
     views = np.full((height, width, BEST_VIEWS), -1, np.int8)
-    motion = np.zeros((height, width), np.float32)
+    curvature = np.zeros((height, width), np.float32)
     frame = (reference, mean, variance, sources.images, sources.motion, *sources.offset)
     centre = np.array([camera.cx, camera.cy], np.float32)
     _choose_views(*frame, centre, planes, views, score)
     for _ in range(rounds):
         _propagate(*frame, centre, views, False, planes, score)
         _propagate(*frame, centre, views, True, planes, score)
-        _sharpen(*frame, centre, views, planes, score, motion)
+        _sharpen(*frame, centre, views, planes, score, curvature)
         planes[1], planes[2] = fitted_slopes(planes[0], step)
-    _sharpen(*frame, centre, views, planes, score, motion)
-    return PixelPlanes(inverse=planes[0], slope_x=planes[1], slope_y=planes[2], score=score, motion=motion)
+    _sharpen(*frame, centre, views, planes, score, curvature)
+    return PixelPlanes(
+        inverse=planes[0], slope_x=planes[1], slope_y=planes[2], score=score, curvature=curvature
+    )
 
 
 def fitted_slopes(
@@ -269,9 +270,9 @@ def _mean_correlation(
 
 
 @kernel
-def _motion_of(motion: Array, views: Array, centre: Array, x: int, y: int, d: float) -> tuple[float, float]:
-    """Of a pixel per inverse depth: the largest in its views, and the root of their summed squares."""
-    largest = total = np.float32(0.0)
+def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: float) -> float:
+    """Of a pixel in its views, per inverse depth."""
+    largest = np.float32(0.0)
     for k in range(BEST_VIEWS):
         s = views[k]
         if s < 0:
@@ -279,14 +280,10 @@ def _motion_of(motion: Array, views: Array, centre: Array, x: int, y: int, d: fl
         inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(0.2))
         at_x = (np.float32(x) - centre[0] + motion[s, 0] * d) * inverse
         at_y = (np.float32(y) - centre[1] + motion[s, 1] * d) * inverse
-        by_x, by_y = (
-            (motion[s, 0] - at_x * motion[s, 2]) * inverse,
-            (motion[s, 1] - at_y * motion[s, 2]) * inverse,
-        )
-        square = by_x * by_x + by_y * by_y
-        total += square
-        largest = max(largest, square)
-    return np.sqrt(largest), np.sqrt(total)
+        by_x = (motion[s, 0] - at_x * motion[s, 2]) * inverse
+        by_y = (motion[s, 1] - at_y * motion[s, 2]) * inverse
+        largest = max(largest, by_x * by_x + by_y * by_y)
+    return np.sqrt(largest)
 
 
 @kernel
@@ -313,7 +310,7 @@ def _propagate(
             x = width - 1 - column if backwards else column
             if views[y, x, 0] < 0:
                 continue
-            largest, _ = _motion_of(motion, views[y, x], centre, x, y, planes[0, y, x])
+            largest = _largest_motion(motion, views[y, x], centre, x, y, planes[0, y, x])
             for way in range(2):
                 nx, ny = (x + sign, y) if way == 0 else (x, y + sign)
                 if not (RADIUS <= nx < width - RADIUS and RADIUS <= ny < height - RADIUS):
@@ -332,6 +329,80 @@ def _propagate(
 
 
 @kernel
+def _alignment(
+    reference: Array,
+    mean: float,
+    variance: float,
+    image: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> tuple[float, float, float]:
+    """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d on the normalised windows."""
+    nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
+    scale = np.float32(1.0) + motion[2] * d
+    if scale < 0.2:
+        return nothing
+    inverse = np.float32(1.0) / scale
+    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
+    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
+    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
+    xx, xy = inverse + by_d_x * a, by_d_x * b
+    yx, yy = by_d_y * a, inverse + by_d_y * b
+    at_x += centre[0] + np.float32(offset_x)
+    at_y += centre[1] + np.float32(offset_y)
+    radius = np.float32(RADIUS)
+    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
+    rows, columns = image.shape
+    if (
+        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
+        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
+        or reach_x + reach_y > 40
+    ):
+        return nothing
+    first = square = product = np.float32(0.0)
+    change = change_square = change_value = change_product = np.float32(0.0)
+    for v in range(-RADIUS, RADIUS + 1):
+        for u in range(-RADIUS, RADIUS + 1):
+            fu, fv = np.float32(u), np.float32(v)
+            sx, sy = at_x + xx * fu + xy * fv, at_y + yx * fu + yy * fv
+            left, top = int(sx), int(sy)
+            right, down = sx - np.float32(left), sy - np.float32(top)
+            step_above = image[top, left + 1] - image[top, left]
+            step_below = image[top + 1, left + 1] - image[top + 1, left]
+            above = image[top, left] + right * step_above
+            below = image[top + 1, left] + right * step_below
+            value = above + down * (below - above)
+            slope = by_d_x * (step_above + down * (step_below - step_above)) + by_d_y * (below - above)
+            seen = reference[y + v, x + u]
+            first += value
+            square += value * value
+            product += value * seen
+            change += slope
+            change_square += slope * slope
+            change_value += slope * value
+            change_product += slope * seen
+    share = np.float32(1.0 / (_WINDOW * _WINDOW))
+    first, change = first * share, change * share
+    own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
+    variance += np.float32(NOISE_VARIANCE)
+    score = (product * share - first * mean) / np.sqrt(own * variance)
+    if not score > -1.5:
+        return nothing
+    with_value = change_value * share - change * first
+    with_seen = change_product * share - change * mean
+    gradient = with_seen / np.sqrt(own * variance) - score * with_value / own
+    curvature = (change_square * share - change * change - with_value * with_value / own) / own
+    return score, gradient, max(curvature, np.float32(0.0))
+
+
+@kernel
 def _sharpen(
     reference: Array,
     mean: Array,
@@ -344,32 +415,35 @@ def _sharpen(
     views: Array,
     planes: Array,
     score: Array,
-    total_motion: Array,
+    curvature: Array,
 ) -> None:
-    """The best of three depths by a parabola, on each pixel's plane."""
+    """One Gauss–Newton step in the depth of each pixel's plane, over its views together."""
     height, width = reference.shape
     for y in range(RADIUS, height - RADIUS):
         for x in range(RADIUS, width - RADIUS):
             if views[y, x, 0] < 0:
                 continue
-            d, a, b = planes[0, y, x], planes[1, y, x], planes[2, y, x]
-            largest, total_motion[y, x] = _motion_of(motion, views[y, x], centre, x, y, d)
-            step = np.float32(_STEP_PX) / largest
-            m, v = mean[y, x], variance[y, x]
-            frame = (reference, m, v, images, motion, offset_x, offset_y, centre, views[y, x], x, y)
-            here = _mean_correlation(*frame, d, a, b)
-            before = _mean_correlation(*frame, d - step, a, b)
-            after = _mean_correlation(*frame, d + step, a, b)
-            bend = before - np.float32(2.0) * here + after
-            score[y, x] = here
-            if before == -1 or after == -1 or here == -1:
+            d = planes[0, y, x]
+            total = slope = bend = np.float32(0.0)
+            count = 0
+            for k in range(BEST_VIEWS):
+                s = views[y, x, k]
+                if s < 0:
+                    continue
+                found, along, around = _alignment(
+                    reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y, centre,
+                    x, y, d, planes[1, y, x], planes[2, y, x],
+                )  # fmt: skip
+                if found > -1.5:
+                    total += found
+                    slope += along
+                    bend += around
+                    count += 1
+            score[y, x] = total / np.float32(count) if count else np.float32(-1.0)
+            curvature[y, x] = bend
+            if bend <= 0:
                 continue
-            shift = np.float32(0.0)
-            if bend < np.float32(-1e-4):
-                shift = np.float32(0.5) * (before - after) / bend
-            elif max(before, after) > here:
-                shift = np.float32(1.0) if after > before else np.float32(-1.0)
-            shift = min(max(shift, np.float32(-1.0)), np.float32(1.0))
-            if d + shift * step > 0:
-                planes[0, y, x] = d + shift * step
-                score[y, x] = here + np.float32(0.25) * (after - before) * shift
+            largest = np.float32(_LONGEST_STEP_PX) / _largest_motion(motion, views[y, x], centre, x, y, d)
+            step = min(max(slope / bend, -largest), largest)
+            if d + step > 0:
+                planes[0, y, x] = d + step
