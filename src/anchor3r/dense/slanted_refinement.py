@@ -28,6 +28,8 @@ _FIT_RADIUS = 3
 """Of the window in which slopes are fitted to depths."""
 _FIT_STEPS = 3.0
 """Depths that differ by more than so many steps, on top of the slope, are of another surface."""
+_LEAST_RESIDUAL = 0.02
+"""Mean square by which normalised windows differ at least: noise, and what interpolation blurs."""
 _WINDOW = 2 * RADIUS + 1
 
 
@@ -45,6 +47,32 @@ class PixelPlanes:
     """Mean correlation of the best views; -1 without any."""
     curvature: NDArray[np.float32]
     """How sharply the likeness falls with a change of inverse depth, summed over the best views."""
+
+    def relative_sigma(self) -> NDArray[np.float32]:
+        """(h, w) standard deviation of the depth, as a part of it, by what differs between the windows.
+
+        Normalised windows of correlation ρ differ by 2 (1 - ρ) in the mean square; infinite where nothing
+        tells the depth.
+        """
+        residual = 2 * (1 - np.clip(self.score, -1, 1)) + np.float32(_LEAST_RESIDUAL)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sigma = np.sqrt(residual / (_WINDOW * _WINDOW * self.curvature)) / self.inverse
+        return np.where(sigma > 0, sigma, np.float32(np.inf)).astype(np.float32)
+
+    def normals(self, camera: Pinhole) -> NDArray[np.float32]:
+        """(h, w, 3) unit vectors towards the camera."""
+        return plane_normals(self.inverse, self.slope_x, self.slope_y, camera)
+
+
+def plane_normals(
+    inverse: NDArray[np.float32], slope_x: NDArray[np.float32], slope_y: NDArray[np.float32], camera: Pinhole
+) -> NDArray[np.float32]:
+    """(h, w, 3) of planes whose inverse depth is linear in the image: unit vectors towards the camera."""
+    v, u = np.mgrid[: inverse.shape[0], : inverse.shape[1]].astype(np.float32)
+    ahead = inverse + slope_x * (np.float32(camera.cx) - u) + slope_y * (np.float32(camera.cy) - v)
+    away = np.stack([slope_x * np.float32(camera.fx), slope_y * np.float32(camera.fy), ahead], -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(-away / np.linalg.norm(away, axis=-1, keepdims=True), np.float32)
 
 
 def refine(
@@ -72,8 +100,24 @@ def refine(
         _sharpen(*frame, centre, views, planes, score, curvature)
         planes[1], planes[2] = fitted_slopes(planes[0], step)
     _sharpen(*frame, centre, views, planes, score, curvature)
+    return _with_borders(planes, score, curvature)
+
+
+def _with_borders(
+    planes: NDArray[np.float32], score: NDArray[np.float32], curvature: NDArray[np.float32]
+) -> PixelPlanes:
+    """Pixels at the border, around which there is no window, take the plane whose window has them in it."""
+    height, width = score.shape
+    y, x = np.arange(height)[:, None], np.arange(width)[None]
+    row, column = np.clip(y, RADIUS, height - 1 - RADIUS), np.clip(x, RADIUS, width - 1 - RADIUS)
+    inverse, slope_x, slope_y = planes[:, row, column]
+    inverse = inverse + slope_x * (x - column).astype(np.float32) + slope_y * (y - row).astype(np.float32)
     return PixelPlanes(
-        inverse=planes[0], slope_x=planes[1], slope_y=planes[2], score=score, curvature=curvature
+        inverse=inverse,
+        slope_x=slope_x,
+        slope_y=slope_y,
+        score=score[row, column],
+        curvature=curvature[row, column],
     )
 
 
@@ -344,7 +388,7 @@ def _alignment(
     a: float,
     b: float,
 ) -> tuple[float, float, float]:
-    """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d on the normalised windows."""
+    """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
     scale = np.float32(1.0) + motion[2] * d
     if scale < 0.2:

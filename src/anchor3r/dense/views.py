@@ -99,7 +99,7 @@ def choose_sources(
 def _usefulness(
     points: NDArray[np.float64], camera: Pinhole, reference: SE3, others: SE3, config: ViewConfig
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(m, n) of each view for each point, 0 to 1, and the directions (m, n, 3) to the views from the points."""
+    """(m, n) of each view for each point, 0 to 1, and directions (m, n, 3) from the points to the views."""
     in_view = others[:, None].apply(points)
     depth = in_view[..., 2]
     with np.errstate(divide="ignore", invalid="ignore"):

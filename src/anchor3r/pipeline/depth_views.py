@@ -1,4 +1,4 @@
-"""Keyframes of a map with what their depth is measured from: images without lens, poses, and how far things are.
+"""Keyframes of a map with what their depth is measured from: images without lens, poses, distances of things.
 
 Arrays for `dense` come from here; what is read from the disk is remembered for the keyframes next to it.
 """
@@ -60,7 +60,7 @@ class DepthViews:
         self._lock = Lock()
 
     def keyframes(self, every: int | None) -> list[int]:
-        """Rows of the trajectory that get a depth: one out of so many, or as far apart as their views allow."""
+        """Rows of the trajectory that get a depth: one out of so many, or so far apart that they see new things."""
         if every is not None:
             return list(range(0, len(self.trajectory), every))
         chosen: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.predictors.interface import Dtype
@@ -71,3 +72,28 @@ class RefineSettings:
         for name in ("keyframe_interval", "top_k"):
             if getattr(self, name) < 1:
                 raise Anchor3RError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensifySettings:
+    """How the depth of a map's keyframes is measured."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any. Depth that was measured with
+    other poses is replaced."""
+    size: int = 640
+    """Longer side in pixels that images are reduced to; the time goes with its square."""
+    every: int | None = None
+    """Measure one frame out of so many; if not given, keyframes are as far apart as what they see is new."""
+    fill: Fill = "planes"
+    """What to do where nothing can be measured, as on walls without texture: holes leaves them, planes
+    puts planes through what is measured around them, all also takes the predictor's own points over. Each
+    depth says where it comes from and how likely it is right."""
+    threads: int | None = None
+    """CPU threads, one keyframe each; all cores if not given. The result is the same."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise Anchor3RError(f"--size must be at least 1 pixel, not {self.size}")
+        if self.every is not None and self.every < 1:
+            raise Anchor3RError(f"--every must be at least 1, not {self.every}")
