@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
@@ -79,7 +80,29 @@ class RefineSettings:
         _insist_on_ranges(self, keyframe_interval=LIMITS.frames, top_k=_MOST_PLACES, threads=LIMITS.threads)
 
 
-def _insist_on_ranges(settings: MapSettings | RefineSettings, **most: int) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DensifySettings:
+    """How the depth of a map's keyframes is measured."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any. Depth that was measured with
+    other poses is replaced."""
+    size: int = 640
+    """Longer side in pixels that images are reduced to; the time goes with its square."""
+    every: int | None = None
+    """Measure one frame out of so many; if not given, keyframes are as far apart as what they see is new."""
+    fill: Fill = "planes"
+    """What to do where nothing can be measured, as on walls without texture: holes leaves them, planes
+    puts planes through what is measured around them, all also takes the predictor's own points over. Each
+    depth says where it comes from and how likely it is right."""
+    threads: int | None = None
+    """CPU threads, one keyframe each; all cores if not given. The result is the same."""
+
+    def __post_init__(self) -> None:
+        _insist_on_ranges(self, size=LIMITS.image_side, every=LIMITS.frames, threads=LIMITS.threads)
+
+
+def _insist_on_ranges(settings: MapSettings | RefineSettings | DensifySettings, **most: int) -> None:
     for name, largest in most.items():
         value = getattr(settings, name)
         if value is not None and not 1 <= value <= largest:

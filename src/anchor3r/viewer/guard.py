@@ -1,8 +1,8 @@
 """Who may look at a served map: pages of the viewer itself, not those of strangers in the same browser.
 
-A browser lets any page open a WebSocket to this machine. It says which page asks (Origin) and by which name it
-found the machine (Host); a page of another origin, and a name that a stranger's DNS server could have given
-to our address, are refused.
+A browser lets any page open a WebSocket to this machine. It says which page asks (Origin) and by which name
+it found the machine (Host); a page of another origin, and a name that a stranger's DNS server could have
+given to our address, are refused.
 """
 
 from __future__ import annotations
