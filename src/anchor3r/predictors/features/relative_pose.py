@@ -1,7 +1,7 @@
 """Relates chosen views that no stream connects: descriptors, two-view geometry, resection, adjustment.
 
 This is what a loop needs: the views may be far apart in time, and nothing is known of them but the camera.
-All that comes out is in one scale, that of a median depth of 1 of the points that the anchor shares with the others.
+All that comes out is in one scale, in which the points that the anchor shares with others have median depth 1.
 """
 
 from __future__ import annotations
