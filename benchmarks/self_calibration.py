@@ -21,7 +21,9 @@ import tyro
 
 from anchor3r.geometry import SE3
 from anchor3r.pipeline.mapper import Mapper
+from anchor3r.pipeline.mapping import find_camera
 from anchor3r.predictors.features.predictor import FeaturesPredictor
+from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.worlds import world_frame
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
@@ -147,6 +149,10 @@ def _case(name: str, world: World) -> Case:
 def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool], float, float, int]:
     """The camera that is believed in, the error of position, the invented steps, and the number of poses."""
     predictor = FeaturesPredictor()
+    with open_source(frames) as source:
+        found = find_camera(source, predictor)
+    if found is not None:
+        predictor.assume_camera(found)
     mapper = Mapper(predictor)
     updates = [mapper.step(frame) for frame in frames]
     poses = {pose.frame: pose for update in updates for pose in update.late_poses}

@@ -119,13 +119,14 @@ def stream(run: MappingRun) -> None:
 @contextmanager
 def mapping_progress(run: MappingRun) -> Iterator[Callable[[Update], None]]:
     """Shows how far a run has come, and whether it replays, maps, or waits for the compiler."""
-    wanted = run.source.wanted
-    with progress("mapping", run.source.num_frames, "frames") as advance:
+    wanted, total = run.source.wanted, run.source.num_frames
+    with progress("mapping", total, "frames") as advance:
 
         def show(update: Update) -> None:
             done = (update.frame - wanted.start) // wanted.step + 1
-            advance(done, "replaying" if update.frame <= run.last_stored else "mapping")
+            advance(done, "replaying" if update.frame <= run.last_stored else "mapping", total)
 
+        run.on_first_pass = lambda done: advance(done, "finding the camera", total)
         yield show
 
 

@@ -107,6 +107,8 @@ class Predictor(Protocol):
     """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
     gains_from_threads: bool = False
     """Whether its arithmetic is large enough to be spread over all cores; else one thread is faster."""
+    calibrates: bool = False
+    """Whether it finds out about a camera that the source does not state, see `estimated_camera`."""
     is_ground_truth: bool = False
     """Whether its measurements are the source's ground truth, so that a map is no reconstruction."""
 
@@ -141,6 +143,11 @@ class Predictor(Protocol):
         its standard deviations.
         """
         return None
+
+    def assume_camera(self, camera: Mapping[str, float | bool]) -> None:
+        """Begins with the camera that `estimated_camera` told after an earlier pass over the stream, if the
+        source states none. To be called before the first frame."""
+        return
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """The streaming state as arrays, so that `restore` goes on bit for bit from here."""

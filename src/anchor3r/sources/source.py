@@ -53,6 +53,7 @@ class Source(ABC):
         self.uri = uri
         self.skipped = 0
         """Frames that could not be decoded in the latest iteration."""
+        self._told_up_to = -1
         self._length = length
         self.wanted = range(sys.maxsize if length is None else length)[wanted]
         """Indices of the frames to take; open-ended where the length is not known."""
@@ -73,7 +74,7 @@ class Source(ABC):
     def __iter__(self) -> Iterator[Frame]:
         return self.frames()
 
-    def frames(self, first: int = 0) -> Iterator[Frame]:
+    def frames(self, first: int = 0) -> Generator[Frame, None, None]:
         """Streams the wanted frames whose index is `first` or higher.
 
         A live source has no past: its first frame after opening gets the index `first`.
@@ -145,7 +146,9 @@ class Source(ABC):
 
     def _skip(self, index: int, reason: str) -> None:
         self.skipped += 1
-        logger.warning("skipped %s: %s", self._describe(index), reason)
+        if index > self._told_up_to:  # once, however often the source is gone through
+            self._told_up_to = index
+            logger.warning("skipped %s: %s", self._describe(index), reason)
 
     def _beyond_end(self, length: int | None) -> Anchor3RError:
         holds = "ends before that" if length is None else f"has {length} frames"
@@ -189,7 +192,7 @@ def without_secrets(text: str) -> str:
     return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
-def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
     """Yields the items, none of which is None, in order while a thread makes up to `depth` further ones.
 
     Like `freshest`, it hands over whatever the iterator raises, and stops and closes it when its own iterator
@@ -206,7 +209,7 @@ def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]
                 future.cancel()
 
 
-def freshest(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+def freshest(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
     """For a stream that cannot be paused: reads on all the time and keeps only the latest `depth` items."""
     kept: deque[Item] = deque(maxlen=depth)
     changed = Condition()

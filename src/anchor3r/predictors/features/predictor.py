@@ -47,6 +47,8 @@ from anchor3r.sources.frame import Frame
 class FeaturesPredictor(Predictor):
     """Measures windows of a video from one camera, whose calibration it refines on the way."""
 
+    calibrates = True
+
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()
         self.reset()
@@ -117,6 +119,11 @@ class FeaturesPredictor(Predictor):
             "k2": float(mean[4]),
             "k2_sigma": float(sigma[4]),
         }
+
+    def assume_camera(self, camera: Mapping[str, float | bool]) -> None:
+        focal_px, sigma_px = float(camera["focal_px"]), float(camera["focal_sigma_px"])
+        self._odometry.earlier_focal_px = focal_px
+        self._odometry.earlier_focal_sigma = sigma_px / focal_px
 
     def _working(self, frame: Frame) -> Image:
         return tracking.to_grey(frame.image, self.config.min_side, self.config.max_side)
