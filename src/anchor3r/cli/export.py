@@ -29,7 +29,8 @@ def export(
         out: File to write; of colmap and nerfstudio, a new folder.
         format: tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph.
             ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. colmap and nerfstudio
-            are folders with images, cameras and points, from which trainers of splats start.
+            are folders with images, cameras and points, from which trainers of splats start. rrd and mcap are
+            recordings over time, which Rerun and Foxglove play.
         settings: What of the map, and how.
     """
     written = export_map(folder, out, format, settings)

@@ -39,6 +39,7 @@ def map_source(
     resume: Switch = False,
     overwrite: Switch = False,
     view: Switch = False,
+    rerun: str | None = None,
     verbose: Switch = False,
     as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -59,6 +60,8 @@ def map_source(
         overwrite: Replace the map in that folder, if there is one.
         verbose: Say more on the standard error, such as what auto stands for and why.
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
+        rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
+            the address of one, NAME.rrd records into a file.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.predictors.loading import AUTO, AUTO_REASON
@@ -78,8 +81,11 @@ def map_source(
         if isinstance(frames, PhotoSequence) and not resume:
             _tell_of_photographs(frames)
         predictor = predictor_of(settings)
-        with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
-            stream(run)
+        with (
+            _live(rerun) as show,
+            MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
+        ):
+            stream(run, show)
         summary = run.summary()
         _tell(summary, as_json=as_json)
 
@@ -109,11 +115,33 @@ def _tell_of_photographs(images: PhotoSequence) -> None:
         )
 
 
-def stream(run: MappingRun) -> None:
+Show = Callable[["MappingRun", "Update"], None]
+
+
+def stream(run: MappingRun, show: Show | None = None) -> None:
     """Maps every frame with a progress bar; whatever ends it early, says how to go on."""
     with _told_how_to_go_on(run), mapping_progress(run) as advance:
         for update in run:
             advance(update)
+            if show is not None:
+                show(run, update)
+
+
+@contextmanager
+def _live(target: str | None) -> Iterator[Show | None]:
+    """Hands every frame that gets a pose to Rerun, if that is wanted."""
+    if target is None:
+        yield None
+        return
+    from anchor3r.export.rerun_log import LiveRerun
+
+    with LiveRerun(target) as live:
+
+        def show(run: MappingRun, update: Update) -> None:
+            own = () if update.pose is None else (update.pose,)
+            live.add(run.store.folder, update.frame, (*update.late_poses, *own))
+
+        yield show
 
 
 @contextmanager

@@ -18,9 +18,12 @@ from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
 
-Format = Literal["tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio"]
+Format = Literal[
+    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio", "rrd", "mcap"
+]
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
+_RECORDINGS = ("rrd", "mcap")
 _LARGE_CHANGE = 0.05
 """Of a focal length: more of it shows in poses."""
 
@@ -45,8 +48,8 @@ class ExportSettings:
     voxel: float | None = None
     """Keep one point for each cube of this side, in the map's unit; every point if not given."""
     max_points: int | None = None
-    """Of more points, draw so many by lot; if not given, a million for glb and nerfstudio, two hundred
-    thousand for colmap, all for the rest."""
+    """Of more points, draw so many by lot; if not given, a million for glb, nerfstudio, rrd and mcap, two
+    hundred thousand for colmap, all for the rest."""
     images: Literal["source", "map"] = "source"
     """Of colmap and nerfstudio, the images: in full size from the source if it is still at hand, without the
     lens distortion that was stated to map it; or the map's own smaller copies."""
@@ -74,7 +77,8 @@ def export_map(
 
     tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
     laz and glb are point clouds, glb with the cameras as lines; colmap and nerfstudio are folders with
-    images, cameras and points, from which trainers of splats start.
+    images, cameras and points, from which trainers of splats start; rrd and mcap are recordings that Rerun
+    and Foxglove play.
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
@@ -89,6 +93,8 @@ def export_map(
             what = _write_trajectory(chosen, out, format, settings)
         elif format in _PROJECTS:
             what = _write_project(chosen, out, format, settings, notes)
+        elif format in _RECORDINGS:
+            what = _write_recording(chosen, out, format)
         else:
             what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         if scene_map.meta.get("ground_truth_predictor"):
@@ -104,6 +110,10 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         raise Anchor3RError("a motion graph without the frames between keyframes falls apart; --frames all")
     if settings.voxel is not None and format == "colmap":
         raise Anchor3RError("a colmap model merges points by itself: leave --voxel out, or use --max-points")
+    if settings.voxel is not None and format in _RECORDINGS:
+        raise Anchor3RError(
+            f"{format} has the points of each frame at its time: leave --voxel out, or use --max-points"
+        )
     if settings.max_points is not None and settings.max_points < 1:
         raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
 
@@ -213,6 +223,16 @@ def _write_project(
             count = write_colmap(out, chosen, pictures)
     taken_from = "the source" if pictures.original is not None else "the map's copies"
     return f"{len(trajectory)} images (from {taken_from}) and {count} points"
+
+
+def _write_recording(chosen: Selection, out: Path, format: str) -> str:
+    if format == "rrd":
+        from anchor3r.export.rerun_log import write_rrd
+
+        return f"a recording of {write_rrd(out, chosen)} frames"
+    from anchor3r.export.mcap_log import write_mcap
+
+    return f"a recording of {write_mcap(out, chosen)} frames"
 
 
 def _write_graph(chosen: Selection, out: Path) -> str:

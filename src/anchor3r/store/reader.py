@@ -348,6 +348,11 @@ class Map:
             camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
         )
 
+    def timestamp_s(self, index: int) -> float | None:
+        """When a frame was taken, on the source's clock; None if the map does not have it, or not yet."""
+        found = self._of_frame("SELECT timestamp_s FROM frames", index)
+        return found[0][0] if found else None
+
     @contextmanager
     def original_source(self) -> Iterator[Source | None]:
         """The source of the map, opened as it was to be mapped; None if it is gone or was live.
@@ -390,17 +395,22 @@ class Map:
         timestamp_s, true_pose, jpeg = found[0]
         return rows.shows_same(frame, timestamp_s, true_pose, jpeg, quality)
 
+    def jpeg(self, index: int) -> bytes | None:
+        """The picture of a frame as it is kept; None if it is not."""
+        self._insist_on_checksums("pictures", "frame = ?", (int(index),))
+        found = self._of_frame("SELECT jpeg FROM pictures", index)
+        return found[0][0] if found else None
+
     @_decoding
     def image(self, index: int) -> NDArray[np.uint8]:
         """(h, w, 3) RGB, the picture of a frame as the map keeps it."""
-        self._insist_on_checksums("pictures", "frame = ?", (int(index),))
-        found = self._of_frame("SELECT jpeg FROM pictures", index)
-        if not found:
+        jpeg = self.jpeg(index)
+        if jpeg is None:
             raise Anchor3RError(
                 f"{self.folder} keeps no image of frame {index}; it was made with --no-keep-images, "
                 "or has no such frame"
             )
-        return decode_picture(found[0][0])
+        return decode_picture(jpeg)
 
     @_decoding
     def points(self, index: int) -> PointMap | None:

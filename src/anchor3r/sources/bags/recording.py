@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.extras import optional_library
+from anchor3r.io.extras import bag_library
 
 BAG_SUFFIXES = {".bag", ".db3", ".mcap"}
 _METADATA = "metadata.yaml"
@@ -95,7 +95,7 @@ class RosRecording(Recording):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        highlevel, typesys = _library("rosbags.highlevel"), _library("rosbags.typesys")
+        highlevel, typesys = bag_library("rosbags.highlevel"), bag_library("rosbags.typesys")
         # Bags of before 2023 come without definitions; those of images and poses have never changed.
         usual = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
         self._reader = highlevel.AnyReader([path], default_typestore=usual)
@@ -125,7 +125,7 @@ class McapRecording(Recording):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        reader = _library("mcap.reader")
+        reader = bag_library("mcap.reader")
         self._file = open(path, "rb")  # noqa: SIM115 - closed by close()
         try:
             self._reader = reader.make_reader(self._file, validate_crcs=True)
@@ -176,12 +176,12 @@ def _mcap_decoder(encoding: str, schema: Any) -> Callable[[bytes], Any]:
         return lambda data: json.loads(data, object_hook=lambda fields: SimpleNamespace(**fields))
     if encoding == "protobuf":
         decoder: Callable[[bytes], Any] = (
-            _library("mcap_protobuf.decoder").DecoderFactory().decoder_for(encoding, schema)
+            bag_library("mcap_protobuf.decoder").DecoderFactory().decoder_for(encoding, schema)
         )
         return decoder
     if encoding not in ("cdr", "ros1"):
         raise ValueError(f"messages in the encoding {encoding} are not known")
-    typesys = _library("rosbags.typesys")
+    typesys = bag_library("rosbags.typesys")
     read = typesys.get_types_from_idl if schema.encoding == "ros2idl" else None
     text = schema.data.decode()
     kind = "/msg/".join(schema.name.split("/")) if schema.name.count("/") == 1 else schema.name
@@ -222,12 +222,8 @@ def _reading_errors() -> tuple[type[BaseException], ...]:
         ("zstandard", "ZstdError"),
         ("google.protobuf.message", "DecodeError"),
     ):
-        known.append(attrgetter(name)(_library(module)))
+        known.append(attrgetter(name)(bag_library(module)))
     return tuple(known)
-
-
-def _library(name: str) -> Any:
-    return optional_library(name, extra="bags", purpose="reading a recording")
 
 
 def _plain(kind: str) -> str:
