@@ -24,7 +24,7 @@ USES: dict[str, set[str]] = {
     "store": {"io", "sources", "predictors", "pose_graph", "dense"},
     "loops": {"io", "sources", "predictors", "pose_graph", "store"},
     "export": {"io", "sources", "predictors", "pose_graph", "store", "pipeline"},
-    "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops"},
+    "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops", "dense"},
     "report": {"io", "predictors", "pose_graph", "store", "pipeline", "export"},
     "viewer": {"io", "predictors", "store"},
     "datasets": {"io", "sources", "store"},

@@ -49,23 +49,29 @@ class Cloud:
     """(n, 3) RGB"""
     confidence: NDArray[np.float32]
     """(n,)"""
+    normals: NDArray[np.float32] | None = None
+    """(n, 3) unit vectors; None where they are not known"""
 
     def __len__(self) -> int:
         return len(self.points)
 
     def select(self, which: NDArray[Any]) -> Cloud:
         """The points of a boolean mask or an index array."""
-        return Cloud(self.points[which], self.colours[which], self.confidence[which])
+        normals = None if self.normals is None else self.normals[which]
+        return Cloud(self.points[which], self.colours[which], self.confidence[which], normals)
 
     @staticmethod
     def joined(clouds: Sequence[Cloud]) -> Cloud:
-        """All points in one batch."""
+        """All points in one batch, with normals if every one of them has its own."""
         none = Cloud(np.empty((0, 3), np.float32), np.empty((0, 3), np.uint8), np.empty(0, np.float32))
+        normals = [cloud.normals for cloud in clouds if cloud.normals is not None]
+        complete = len(normals) == len(clouds) > 0
         clouds = [none, *clouds]
         return Cloud(
             np.concatenate([cloud.points for cloud in clouds]),
             np.concatenate([cloud.colours for cloud in clouds]),
             np.concatenate([cloud.confidence for cloud in clouds]),
+            np.concatenate(normals) if complete else None,
         )
 
 
