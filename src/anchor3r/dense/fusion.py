@@ -1,4 +1,4 @@
-"""Depth images of a whole map fused into one surface: how large voxels are, what is averaged, what is kept."""
+"""Depth images of a whole map fused into one surface: the size of voxels, what is averaged, what is kept."""
 
 from __future__ import annotations
 

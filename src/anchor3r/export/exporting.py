@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
 from anchor3r.io.trajectories import Gaps
@@ -14,9 +16,12 @@ from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
 
-Format = Literal["tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio"]
+Format = Literal[
+    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio"
+]  # fmt: skip
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
+_WITH_POINTS = ("ply", "pcd", "las", "laz", "glb", "mesh", *_PROJECTS)
 _LARGE_CHANGE = 0.05
 """Of a focal length: more of it shows in poses."""
 
@@ -43,6 +48,10 @@ class ExportSettings:
     max_points: int | None = None
     """Of more points, draw so many by lot; if not given, a million for glb and nerfstudio, two hundred
     thousand for colmap, all for the rest."""
+    points: Literal["fused", "frames"] | None = None
+    """Points of the fused surface, or of each frame by itself; fused if there is one of these poses."""
+    max_faces: int | None = None
+    """Of a mesh: simplify it to about so many faces; all of them if not given."""
     images: Literal["source", "map"] = "source"
     """Of colmap and nerfstudio, the images: in full size from the source if it is still at hand, without the
     lens distortion that was stated to map it; or the map's own smaller copies."""
@@ -69,7 +78,8 @@ def export_map(
     """Writes a map to a file, or of colmap and nerfstudio to a new folder, for other programs.
 
     tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
-    laz and glb are point clouds, glb with the cameras as lines; colmap and nerfstudio are folders with
+    laz and glb are point clouds, glb with the cameras as lines; mesh is the fused surface, as PLY or GLB by
+    the name of the file; colmap and nerfstudio are folders with
     images, cameras and points, from which trainers of splats start.
     """
     settings, out = settings or ExportSettings(), Path(out)
@@ -81,8 +91,12 @@ def export_map(
             scene_map=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, settings, notes),
             min_confidence=settings.confidence, voxel=settings.voxel, max_points=settings.max_points,
         )  # fmt: skip
+        if format in _WITH_POINTS:
+            chosen = _with_fused(chosen, settings, format, notes)
         if format in _TRAJECTORIES:
             what = _write_trajectory(chosen, out, format, settings)
+        elif format == "mesh":
+            what = _write_mesh(chosen, out, settings)
         elif format in _PROJECTS:
             what = _write_project(chosen, out, format, settings, notes)
         else:
@@ -100,6 +114,13 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         raise Anchor3RError("a motion graph without the frames between keyframes falls apart; --frames all")
     if settings.voxel is not None and format == "colmap":
         raise Anchor3RError("a colmap model merges points by itself: leave --voxel out, or use --max-points")
+    if format == "mesh" and (settings.points, settings.voxel, settings.max_points) != (None, None, None):
+        raise Anchor3RError(
+            "a mesh is the fused surface with the voxels it was fused with: leave --points, --voxel and "
+            "--max-points out, or choose --voxel of anchor3r fuse; --max-faces simplifies it"
+        )
+    if settings.max_faces is not None and (format != "mesh" or settings.max_faces < 4):
+        raise Anchor3RError("--max-faces is a number of at least 4 and belongs to --format mesh")
     if settings.max_points is not None and settings.max_points < 1:
         raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
 
@@ -150,6 +171,40 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, settings: Expor
         wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
         write_kitti(out, trajectory, frames=wanted, gaps=settings.gaps)
     return f"{len(trajectory)} poses"
+
+
+def _with_fused(chosen: Selection, settings: ExportSettings, format: str, notes: list[str]) -> Selection:
+    """With the points of the fused surface, if they are wanted and there."""
+    from anchor3r.store.fused import fused_or_reason
+
+    if settings.points == "frames":
+        return chosen
+    folder = chosen.scene_map.folder
+    fused, reason = fused_or_reason(chosen.scene_map, chosen.poses)
+    if fused is None and (settings.points == "fused" or format == "mesh"):
+        raise Anchor3RError(reason or f"{folder} has no fused surface; run anchor3r fuse {folder} first")
+    if reason:
+        notes.append(f"{reason}. The points are those of the frames")
+    if fused is None or settings.component is None:
+        return replace(chosen, fused=fused)
+    every = chosen.scene_map.trajectory(chosen.poses)
+    assert every.component is not None
+    return replace(chosen, fused=fused, fused_frames=every.frames[every.component == settings.component])
+
+
+def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
+    from anchor3r.io.mesh import select_vertices, simplified, write_mesh_glb, write_mesh_ply
+
+    if out.suffix.lower() not in (".ply", ".glb"):
+        raise Anchor3RError(f"a mesh is written as PLY or GLB: call the file .ply or .glb, not {out.name}")
+    assert chosen.fused is not None
+    mesh = chosen.fused.mesh
+    if chosen.fused_frames is not None:
+        mesh = select_vertices(mesh, np.isin(mesh.vertices["frame"], chosen.fused_frames))
+    if settings.max_faces is not None:
+        mesh = simplified(mesh, settings.max_faces)
+    (write_mesh_glb if out.suffix.lower() == ".glb" else write_mesh_ply)(out, mesh)
+    return f"{len(mesh.vertices)} vertices and {len(mesh.faces)} faces"
 
 
 def _write_cloud(chosen: Selection, out: Path, format: str) -> str:

@@ -144,7 +144,8 @@ def write_mesh_ply(path: Path, mesh: Mesh) -> None:
 
 
 def _header(num_vertices: int, num_faces: int, about: str) -> str:
-    assert about.isascii() and "\n" not in about
+    assert about.isprintable(), "it has to fit into one line"
+    assert about.isascii()
     lines = [
         "ply",
         "format binary_little_endian 1.0",
@@ -202,6 +203,14 @@ def write_mesh_glb(path: Path, mesh: Mesh) -> None:
     )
     with replacing(path) as file:
         file.write(trimesh.Scene({"surface": shown}).export(file_type="glb", include_normals=True))
+
+
+def select_vertices(mesh: Mesh, kept: NDArray[np.bool_]) -> Mesh:
+    """The kept vertices (n,) and the faces between them; these are in memory."""
+    number = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+    faces = mesh.faces["vertices"]
+    faces = faces[kept[faces].all(1)]
+    return Mesh(np.array(mesh.vertices[kept]), face_records(number[faces]), mesh.about)
 
 
 def simplified(mesh: Mesh, max_faces: int) -> Mesh:

@@ -104,10 +104,20 @@ def read_fused(folder: Path) -> FusedSurface | None:
 
 def fused_surface(scene_map: Map, poses: str) -> FusedSurface | None:
     """The surface of the map, if it was fused with poses of this name and they are still the same."""
+    return fused_or_reason(scene_map, poses)[0]
+
+
+def fused_or_reason(scene_map: Map, poses: str) -> tuple[FusedSurface | None, str]:
+    """The same, and if there is none of these poses, why; nothing to say where nothing was ever fused."""
     found = read_fused(scene_map.folder)
-    if found is None or found.poses != poses or is_stale(found, scene_map):
-        return None
-    return found
+    if found is None:
+        return None, ""
+    again = f"run anchor3r fuse {scene_map.folder} again"
+    if found.poses != poses:
+        return None, f"the fused surface is of {found.poses} poses; {again} with --poses {poses}"
+    if is_stale(found, scene_map):
+        return None, f"the fused surface is of {poses} poses that have changed since; {again}"
+    return found, ""
 
 
 def is_stale(fused: FusedSurface, scene_map: Map) -> bool:
