@@ -21,7 +21,7 @@ class SevenScenes(Benchmark):
         "images, registered to it",
         sequences=("chess", "fire", "heads", "office", "pumpkin", "redkitchen", "stairs"),
         cloud=CloudProtocol(),
-        metrics=("cd_m", "f1_at_0.25", "accuracy_m", "completeness_m", "ate_rmse_m"),
+        metrics=("cd_m", "f1_at_0.25", "f1_at_0.05", "accuracy_m", "completeness_m", "ate_rmse_m"),
     )
 
     def open(self, root: Path, name: str, wanted: slice) -> Source:
