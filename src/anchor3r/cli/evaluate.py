@@ -78,8 +78,9 @@ def evaluate_map(
     """Compare every trajectory of a map with the ground truth that its source knew.
 
     Where the source is still at hand and has depth images, the geometry is compared as well: depth_… are of
-    the predictor's point maps, dense_depth_… of the depths that anchor3r densify measured, and accuracy,
-    completeness, their sum and F1 of the points, with the prefix fused_ of the surface that anchor3r fuse made.
+    the predictor's point maps, dense_depth_… of the depths that anchor3r densify measured; accuracy,
+    completeness, their sum and F1 are of the point maps, and with the prefix fused_ of the surface that
+    anchor3r fuse made.
 
     Args:
         folder: Folder of the map.
@@ -101,13 +102,9 @@ def evaluate_map(
         with scene_map.original_source() as source:
             if source is not None:
                 for name, found in scored.items():
+                    motion = found.errors.true_from_estimated
                     variants[name] |= geometry_metrics(
-                        scene_map,
-                        name,
-                        source,
-                        found.frames,
-                        found.errors.true_from_estimated,
-                        CloudProtocol(),
+                        scene_map, name, source, found.frames, motion, CloudProtocol()
                     )
     _print_metrics(variants, as_json=as_json)
 
