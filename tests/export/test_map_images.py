@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.export.cameras import estimated_camera
 from anchor3r.export.projects import open_images
+from anchor3r.pipeline.camera import estimated_camera
 from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import StatedCamera, open_source

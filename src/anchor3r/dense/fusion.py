@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,13 +20,13 @@ _SAMPLED_PIXELS = 997
 class FusionConfig:
     """What is averaged into a surface, and which parts of it are believed."""
 
-    volume: VolumeConfig = field(default_factory=VolumeConfig)
+    volume: VolumeConfig
     """How depth images are averaged."""
-    min_confidence: float = 0.5
+    min_confidence: float
     """Depths that are less likely than this to be within 5 % are left out."""
-    min_views: int = 3
+    min_views: int
     """A surface is kept where so many images saw it."""
-    min_component: int = 200
+    min_component: int
     """Pieces of surface with fewer vertices than this, which nothing holds to the rest, are left out."""
 
     def __post_init__(self) -> None:

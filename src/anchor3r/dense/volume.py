@@ -64,14 +64,14 @@ class BlockSpill(Protocol):
 class VolumeConfig:
     """How depth images are averaged."""
 
-    truncation_voxels: float = 4.0
+    truncation_voxels: float
     """Distance from a surface, in voxels, up to which a depth image says how far it is."""
     reference_pixels: float = 3.0
     """A voxel is so many pixels wide at the reference depth; nearer depths weigh no more than there, farther
     ones less by the square of the depth."""
     far: float = 4.0
     """Depths of more than so many reference depths are left out."""
-    max_blocks: int = 48_000
+    max_blocks: int
     """Blocks in memory at most, of 8 KB each."""
 
     def __post_init__(self) -> None:

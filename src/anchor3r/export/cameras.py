@@ -1,43 +1,20 @@
-"""The cameras of a map: one for all images, points as another camera would have them, frustums as lines."""
+"""Cameras of a map: points as another camera would have them, frustums as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.store import Map, PointMap
 from anchor3r.trajectory import Trajectory
 
-_SAMPLED_FRAMES = 15
-"""Frames that a camera nobody knew is estimated from."""
-_LATEST_PART, _LATEST_FRAMES = 0.25, 200
-"""The last part of a map, and as many of its frames, whose intrinsics are believed."""
 _FRUSTUM_OUTLINE = (0, 1, 2, 0, 3, 4, 0, 4, 1, 2, 3)
 """Of a camera drawn as a pyramid: through its centre (0) and its corners, every edge at least once."""
-
-
-def common_camera(scene_map: Map) -> Pinhole:
-    """The one camera that all frames of a map come from, of images as they came from the source.
-
-    A predictor that calibrates on the way knows it best in the end: its last word is the focal length. Of a
-    map that does not say it, the camera is the median of the last ones.
-    """
-    frames = scene_map.frames().index
-    latest = frames[-max(1, round(_LATEST_PART * len(frames))) :]
-    chosen = latest[:: -(-len(latest) // _LATEST_FRAMES)]
-    known = [camera for frame in chosen.tolist() if (camera := scene_map.intrinsics(frame)) is not None]
-    if not known:
-        return estimated_camera(scene_map, scene_map.trajectory().frames.tolist())
-    fx, fy, cx, cy = np.median([astuple(camera)[:4] for camera in known], axis=0).tolist()
-    if (estimated := scene_map.meta.get("camera")) is not None:
-        fx, fy = estimated["focal_px"], estimated["focal_px"] * fy / fx
-    return Pinhole(fx, fy, cx, cy, known[-1].width, known[-1].height)
 
 
 def camera_in_words(camera: Mapping[str, Any]) -> str:
@@ -65,35 +42,6 @@ def retaken(point_map: PointMap, own: Pinhole | None, camera: Pinhole) -> PointM
     points = point_map.points_in_camera
     pixels = own.resized(camera.width, camera.height).project(points)
     return replace(point_map, points_in_camera=camera.unproject(pixels, points[..., 2]).astype(np.float32))
-
-
-def estimated_camera(scene_map: Map, frames: list[int]) -> Pinhole:
-    """A camera from the point maps: its centre is the image's, its pixels are square.
-
-    A point at distance ρ from the axis and depth z is seen f ρ / z from the centre; f is the median.
-    """
-    chosen = frames[:: -(-len(frames) // _SAMPLED_FRAMES)]
-    found = [scene_map.points(frame) for frame in chosen]
-    focal, shape = [], (0, 0)
-    for point_map in found:
-        if point_map is None:
-            continue
-        height, width = shape = point_map.points_in_camera.shape[:2]
-        v, u = np.mgrid[:height, :width]
-        off_centre = np.hypot(u - (width - 1) / 2, v - (height - 1) / 2)
-        x, y, z = np.moveaxis(point_map.points_in_camera, -1, 0)
-        rho = np.hypot(x, y)
-        # Near the centre a cell's own size is most of the distance.
-        good = np.isfinite(z) & (z > 0) & (rho > 0) & (off_centre > 0.1 * width)
-        focal.append(off_centre[good] * z[good] / rho[good])
-    values = np.concatenate([np.empty(0), *focal])
-    if not len(values):
-        raise Anchor3RError(
-            f"{scene_map.folder} knows no camera and has no points to estimate one from; map a source with "
-            "known intrinsics"
-        )
-    f = float(np.median(values))
-    return Pinhole(f, f, (shape[1] - 1) / 2, (shape[0] - 1) / 2, shape[1], shape[0])
 
 
 def frustum_lines(trajectory: Trajectory, camera: Pinhole | None, depth: float) -> NDArray[np.float64]:

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.export.cameras import estimated_camera, retaken
+from anchor3r.export.cameras import retaken
 from anchor3r.export.selection import Selection
 from anchor3r.export.tracks import TrackConfig, Tracks, build_tracks, tracks_of_surface
 from anchor3r.geometry import Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing_folder
 from anchor3r.io.pointcloud import random_subset, write_ply
+from anchor3r.pipeline.camera import estimated_camera
 from anchor3r.sources import Source
 from anchor3r.store import Map, PointMap
 from anchor3r.trajectory import FramePose, Trajectory

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,61 +20,15 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.io.mesh import WaitingMesh, vertex_records, waiting_mesh
 from anchor3r.io.scratch import ScratchRecords
-from anchor3r.predictors.confidence import LIKELY
+from anchor3r.pipeline.settings import Depths, FuseSettings
 from anchor3r.store import Map, MapWriter, best_poses, load_map
 from anchor3r.store.fused import FUSED, pose_checksum
 from anchor3r.trajectory import FramePose, Trajectory
 
-Depths = Literal["measured", "predicted"]
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
 _SAMPLED_VIEWS = 50
 """Depth images that the size of a voxel follows from, evenly chosen from more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuseSettings:
-    """How the depths of a map become one surface."""
-
-    poses: str | None = None
-    """online, or the name of a refinement; the refined ones if there are any."""
-    depths: Depths | None = None
-    """measured: those of anchor3r densify; predicted: the point maps that the predictor gave as it mapped.
-    Measured ones if there are any."""
-    voxel: float | None = None
-    """Side of a voxel in the map's unit, below which nothing is resolved; if not given, three pixels of the
-    depth images at their median depth."""
-    confidence: float = LIKELY
-    """Leave out depths that are less likely than this to be within 5 %."""
-    min_views: int = FusionConfig.min_views
-    """Keep surfaces that so many images saw."""
-    min_component: int = FusionConfig.min_component
-    """Leave out pieces of surface with fewer vertices than this that nothing holds to the rest."""
-    truncation: float = VolumeConfig.truncation_voxels
-    """Distance from a surface in voxels over which depths are averaged: more for noisier depths, less for
-    thinner things."""
-    memory_mb: int = 400
-    """Memory for voxels; what is more waits in a temporary file in the folder of the map."""
-
-    def __post_init__(self) -> None:
-        if self.voxel is not None and not (np.isfinite(self.voxel) and self.voxel > 0):
-            raise Anchor3RError(f"--voxel must be a positive length, not {self.voxel}")
-        if not 0 <= self.confidence <= 1:
-            raise Anchor3RError(f"--confidence is a probability between 0 and 1, not {self.confidence}")
-        for name, least in (("min_views", 1), ("min_component", 0), ("truncation", 2), ("memory_mb", 16)):
-            if getattr(self, name) < least:
-                option = name.replace("_", "-")
-                raise Anchor3RError(f"--{option} must be at least {least}, not {getattr(self, name)}")
-
-    def fusion(self) -> FusionConfig:
-        """What the fusion itself is told."""
-        blocks = self.memory_mb * 1_000_000 // (VOXELS * VOXEL.itemsize)
-        return FusionConfig(
-            volume=VolumeConfig(truncation_voxels=self.truncation, max_blocks=blocks),
-            min_confidence=self.confidence,
-            min_views=self.min_views,
-            min_component=self.min_component,
-        )
 
 
 @dataclass(frozen=True)
@@ -92,6 +46,8 @@ class _Views:
     def read(self, k: int) -> tuple[KeyframeDepth, FramePose]:
         """The k-th, in the scale of its pose."""
         pose = self.poses.pose(k)
+        if self.depths == "measured":
+            return self.scene_map.keyframe_depth(pose.frame), pose
         found = predicted_depth(self.scene_map, pose)
         assert found is not None, "frames were chosen that have points"
         return found, pose
@@ -124,7 +80,7 @@ def fuse_map(
         stack.enter_context(MapWriter.open(folder))  # two that fuse one map would write over each other
         scene_map = stack.enter_context(load_map(folder))
         views = _chosen_views(scene_map, settings)
-        config = settings.fusion()
+        config = _fusion_config(settings)
         voxel = settings.voxel or auto_voxel(views.some(), config)
         if voxel is None:
             raise Anchor3RError(
@@ -155,18 +111,33 @@ def fuse_map(
     }  # fmt: skip
 
 
+def _fusion_config(settings: FuseSettings) -> FusionConfig:
+    blocks = settings.memory_mb * 1_000_000 // (VOXELS * VOXEL.itemsize)
+    return FusionConfig(
+        volume=VolumeConfig(truncation_voxels=settings.truncation, max_blocks=blocks),
+        min_confidence=settings.confidence,
+        min_views=settings.min_views,
+        min_component=settings.min_component,
+    )
+
+
 def _chosen_views(scene_map: Map, settings: FuseSettings) -> _Views:
     poses = settings.poses or best_poses(scene_map.trajectory_names())
     trajectory = scene_map.trajectory(poses)
     if not len(trajectory):
         raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to fuse.")
-    with_points = scene_map.frames_with_points()
-    chosen = trajectory.select(np.isin(trajectory.frames, with_points))
+    measured, folder = scene_map.keyframe_depth_frames(), scene_map.folder
+    depths = settings.depths
+    frames = measured if depths == "measured" else scene_map.frames_with_points()
+    chosen = trajectory.select(np.isin(trajectory.frames, frames))
     if not len(chosen):
+        if depths == "predicted":
+            raise Anchor3RError(f"{folder} has no point maps to fuse: its predictor gave none")
         raise Anchor3RError(
-            f"{scene_map.folder} has no depths to fuse; run anchor3r densify {scene_map.folder} first"
+            f"{folder} has no measured depths to fuse; run anchor3r densify {folder} first, or fuse the "
+            "predictor's own point maps with --depths predicted"
         )
-    return _Views(scene_map, "predicted", chosen)
+    return _Views(scene_map, depths, chosen)
 
 
 def _fuse(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
 from anchor3r.loops.retrieval import RetrievalConfig
+from anchor3r.predictors.confidence import LIKELY
 from anchor3r.predictors.interface import Dtype
 
 NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 """What has to be said of every map that the ground-truth predictor made."""
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
+Depths = Literal["measured", "predicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +75,63 @@ class RefineSettings:
         for name in ("keyframe_interval", "top_k"):
             if getattr(self, name) < 1:
                 raise Anchor3RError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DensifySettings:
+    """How the depth of a map's keyframes is measured."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any. Depth that was measured with
+    other poses is replaced."""
+    size: int = 640
+    """Longer side in pixels that images are reduced to; the time goes with its square."""
+    every: int | None = None
+    """Measure one frame out of so many; if not given, keyframes are as far apart as what they see is new."""
+    fill: Fill = "planes"
+    """What to do where nothing can be measured, as on walls without texture: holes leaves them, planes
+    puts planes through what is measured around them, all also takes the predictor's own points over. Each
+    depth says where it comes from and how likely it is right."""
+    threads: int | None = None
+    """CPU threads, one keyframe each; all cores if not given. The result is the same."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise Anchor3RError(f"--size must be at least 1 pixel, not {self.size}")
+        if self.every is not None and self.every < 1:
+            raise Anchor3RError(f"--every must be at least 1, not {self.every}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseSettings:
+    """How the depths of a map become one surface."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any."""
+    depths: Depths = "measured"
+    """measured are those of anchor3r densify, predicted the point maps that the predictor gave as it
+    mapped: a network's dense ones are worth it, those of features are interpolated between few points."""
+    voxel: float | None = None
+    """Side of a voxel in the map's unit, below which nothing is resolved; if not given, three pixels of the
+    depth images at their median depth."""
+    confidence: float = LIKELY
+    """Leave out depths that are less likely than this to be within 5 %."""
+    min_views: int = 3
+    """Keep surfaces that so many images saw."""
+    min_component: int = 200
+    """Leave out pieces of surface with fewer vertices than this that nothing holds to the rest."""
+    truncation: float = 4.0
+    """Distance from a surface in voxels over which depths are averaged: more for noisier depths, less for
+    thinner things."""
+    memory_mb: int = 400
+    """Memory for voxels; what is more waits in a temporary file in the folder of the map."""
+
+    def __post_init__(self) -> None:
+        if self.voxel is not None and not (math.isfinite(self.voxel) and self.voxel > 0):
+            raise Anchor3RError(f"--voxel must be a positive length, not {self.voxel}")
+        if not 0 <= self.confidence <= 1:
+            raise Anchor3RError(f"--confidence is a probability between 0 and 1, not {self.confidence}")
+        for name, least in (("min_views", 1), ("min_component", 0), ("truncation", 2), ("memory_mb", 16)):
+            if getattr(self, name) < least:
+                option = name.replace("_", "-")
+                raise Anchor3RError(f"--{option} must be at least {least}, not {getattr(self, name)}")

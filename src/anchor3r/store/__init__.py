@@ -1,6 +1,7 @@
 """The map on disk: append-only, crash-safe, readable while it grows."""
 
 from anchor3r.predictors.confidence import LIKELY
+from anchor3r.store.keyframe_depths import Densification
 from anchor3r.store.pointmaps import PointMap
 from anchor3r.store.reader import Counts, FrameTable, Map, Runtime, load_map
 from anchor3r.store.rows import OFFLINE, ONLINE, Loop, LoopState, Refinement, best_poses
@@ -11,6 +12,7 @@ __all__ = [
     "OFFLINE",
     "ONLINE",
     "Counts",
+    "Densification",
     "FrameTable",
     "Loop",
     "LoopState",

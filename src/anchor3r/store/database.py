@@ -55,6 +55,13 @@ _OF_FORMAT_1 = {
     "FROM meta WHERE key = 'refinement'",
     "verdicts": "SELECT 'offline' AS name, event, accepted, reason, figures FROM main.loops",
 }
+KEYFRAME_DEPTHS = """
+-- measured depth of keyframes, see store/keyframe_depths.py; camera: JSON of Pinhole, of the depth image
+CREATE TABLE IF NOT EXISTS keyframe_depths (
+    frame INTEGER PRIMARY KEY, camera TEXT NOT NULL, scale REAL NOT NULL, depth BLOB NOT NULL,
+    confidence BLOB NOT NULL, normals BLOB NOT NULL, origin BLOB NOT NULL, colours BLOB NOT NULL);
+"""
+"""Older maps get the table with their first depth."""
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
@@ -86,6 +93,7 @@ CREATE TABLE loops (
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
+{KEYFRAME_DEPTHS}
 CREATE TABLE pictures (frame INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
 -- the mapper's state right after the frame: arrays by name, in deflated parts (a BLOB ends at 1 GB)
 CREATE TABLE snapshots (

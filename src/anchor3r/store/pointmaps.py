@@ -18,8 +18,8 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 
 _HALF_EPS = float(np.finfo(np.float16).eps)
-_COLOUR_QUALITY = 95
-_DEFLATE_LEVEL = 1  # level 6 saves 10 % of the bytes for twice the time
+COLOUR_QUALITY = 95
+DEFLATE_LEVEL = 1  # level 6 saves 10 % of the bytes for twice the time
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ def encode_points(
     camera = intrinsics.resized(width, height) if intrinsics is not None else None
     if camera is not None and not _explains(camera, points):
         camera = None
-    scale = _power_of_two(points[..., 2])
+    scale = power_of_two(points[..., 2])
     kept = points[..., 2:] if camera is not None else points
     return EncodedPoints(
         height=height,
         width=width,
         scale=scale,
         camera=camera,
-        points=_pack_halves(kept / np.float32(scale)),
-        colours=encode_picture(resized(image, width, height), _COLOUR_QUALITY, full_chroma=True),
-        confidence=None if confidence is None else _pack_halves(confidence[..., None]),
+        points=pack_halves(kept / np.float32(scale)),
+        colours=encode_picture(resized(image, width, height), COLOUR_QUALITY, full_chroma=True),
+        confidence=None if confidence is None else pack_halves(confidence[..., None]),
     )
 
 
@@ -83,13 +83,13 @@ def decode_points(encoded: EncodedPoints) -> PointMap:
     """The inverse of `encode_points`, to half precision."""
     shape = (encoded.height, encoded.width)
     channels = 3 if encoded.camera is None else 1
-    points = _unpack_halves(encoded.points, (*shape, channels)) * np.float32(encoded.scale)
+    points = unpack_halves(encoded.points, (*shape, channels)) * np.float32(encoded.scale)
     if encoded.camera is not None:
         points = encoded.camera.unproject_map(points[..., 0])
     if encoded.confidence is None:
         confidence = np.ones(shape, np.float32)
     else:
-        confidence = _unpack_halves(encoded.confidence, (*shape, 1))[..., 0]
+        confidence = unpack_halves(encoded.confidence, (*shape, 1))[..., 0]
     return PointMap(points.astype(np.float32), decode_picture(encoded.colours), confidence)
 
 
@@ -122,13 +122,13 @@ def _explains(camera: Pinhole, points: NDArray[np.float32]) -> bool:
     return bool(np.all(error <= _HALF_EPS * np.linalg.norm(points[valid], axis=-1)))
 
 
-def _power_of_two(z: NDArray[np.float32]) -> float:
+def power_of_two(z: NDArray[np.float32]) -> float:
     """A scale, exact to divide by, that puts typical depths near 1, far from the ends of what halves hold."""
     magnitude = np.abs(z[np.isfinite(z) & (z != 0)])
     return float(2.0 ** np.round(np.log2(np.median(magnitude)))) if magnitude.size else 1.0
 
 
-def _pack_halves(values: NDArray[np.float32]) -> bytes:
+def pack_halves(values: NDArray[np.float32]) -> bytes:
     """(h, w, c) -> deflated planes: channel by channel, all low bytes, then all high bytes.
 
     Values beyond the halves' range become NaN: no point rather than one at infinity.
@@ -137,10 +137,10 @@ def _pack_halves(values: NDArray[np.float32]) -> bytes:
         halves = np.moveaxis(values, -1, 0).astype("<f2")
     halves[np.isinf(halves)] = np.nan
     planes = np.ascontiguousarray(halves).view(np.uint8).reshape(-1, 2).T
-    return zlib.compress(np.ascontiguousarray(planes).tobytes(), _DEFLATE_LEVEL)
+    return zlib.compress(np.ascontiguousarray(planes).tobytes(), DEFLATE_LEVEL)
 
 
-def _unpack_halves(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float32]:
+def unpack_halves(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float32]:
     height, width, channels = shape
     planes = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(2, -1)
     halves = np.ascontiguousarray(planes.T).view("<f2").reshape(channels, height, width)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.pose_graph.edges import MotionGraph
@@ -21,6 +22,12 @@ from anchor3r.predictors.interface import WindowStatus
 from anchor3r.sources import Frame, Source, StatedCamera, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import explained, open_database
+from anchor3r.store.keyframe_depths import (
+    DENSIFICATION_KEY,
+    DEPTH_COLUMNS,
+    Densification,
+    depth_from_row,
+)
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
 from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
 from anchor3r.trajectory import FramePose, Trajectory
@@ -357,6 +364,35 @@ class Map:
             point_map = self.points(frame)
             if point_map is not None:
                 yield trajectory.pose(k), point_map
+
+    def densification(self) -> Densification | None:
+        """How the depths of keyframes were measured; None if the map has none."""
+        found = self._all("SELECT value FROM meta WHERE key = ?", (DENSIFICATION_KEY,))
+        return Densification(**json.loads(found[0][0])) if found else None
+
+    def keyframe_depth_frames(self) -> NDArray[np.int64]:
+        """(n,) frames that have a measured depth, ascending."""
+        if not self._all("SELECT * FROM sqlite_master WHERE name = 'keyframe_depths'"):
+            return np.empty(0, np.int64)  # a map of before there were any
+        found = self._all("SELECT frame FROM keyframe_depths ORDER BY frame")
+        return np.array([row[0] for row in found], np.int64)
+
+    def keyframe_depth(self, index: int) -> KeyframeDepth:
+        """The measured depth of a keyframe, in the scale of the poses that it was measured with."""
+        found = self._of_frame(f"SELECT {DEPTH_COLUMNS} FROM keyframe_depths", index)
+        if not found:
+            raise Anchor3RError(
+                f"{self.folder} has no measured depth of frame {index}; "
+                f"'anchor3r densify {self.folder}' measures those of keyframes"
+            )
+        return depth_from_row(found[0])
+
+    def keyframe_depths(self, frames: Iterable[int] | None = None) -> Iterator[KeyframeDepth]:
+        """Measured depths of all keyframes, or of those among `frames`, one by one."""
+        wanted = None if frames is None else set(frames)
+        for frame in self.keyframe_depth_frames().tolist():
+            if wanted is None or frame in wanted:
+                yield self.keyframe_depth(frame)
 
     def runtime(self) -> Runtime:
         """Time and memory of the mapping run(s)."""

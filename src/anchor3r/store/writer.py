@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
@@ -23,6 +24,7 @@ from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    KEYFRAME_DEPTHS,
     LOCK,
     acquire_lock,
     create_database,
@@ -31,6 +33,7 @@ from anchor3r.store.database import (
     open_database,
     remove_database,
 )
+from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
 from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
@@ -347,6 +350,36 @@ class MapWriter:
         """Keeps one more loop event of a search with its groups of edges."""
         with self._transaction():
             self._insert_loop(loop, groups, search)
+
+    def begin_depths(self, poses: str, identity: Mapping[str, object]) -> set[int]:
+        """Prepares for measured depths of keyframes and returns the frames that have theirs already.
+
+        Depths that were measured in another way, or with other poses, are taken away.
+        """
+        about: dict[str, Any] = {"poses": poses, "identity": identity, "complete": False, "summary": {}}
+        about = json.loads(json.dumps(about))
+        known = json.loads(
+            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
+        )
+        with self._transaction():
+            self._database.execute(KEYFRAME_DEPTHS)
+            if known.get("identity") != about["identity"] or known.get("poses") != poses:
+                self._database.execute("DELETE FROM keyframe_depths")
+                self._replace_meta({DENSIFICATION_KEY: about})
+            return {row[0] for row in self._database.execute("SELECT frame FROM keyframe_depths")}
+
+    def write_keyframe_depth(self, view: KeyframeDepth) -> None:
+        """Keeps the measured depth of one more keyframe, durable at once."""
+        row = TableRow("keyframe_depths", depth_row(view))
+        with self._transaction():
+            row.insert(self._database)
+
+    def finish_depths(self, summary: Mapping[str, object]) -> None:
+        """Notes that all keyframes have their depths, and what came out (JSON)."""
+        known = json.loads(
+            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
+        )
+        self.write_meta(**{DENSIFICATION_KEY: known | {"complete": True, "summary": summary}})
 
     def _forget_loops(self, search: int) -> None:
         events = "SELECT event FROM loops WHERE search = ?"

@@ -1,0 +1,142 @@
+"""The depth image of a keyframe from what stereo, its neighbours and its predictor say: what is kept, what
+fills the rest, and how likely each depth is right.
+
+Confidences are probabilities that a depth is within 5 %, by logistic regression on worlds, where depth is
+known exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.dense.completion import Completed, CompletionConfig, complete
+from anchor3r.dense.consistency import Agreement
+from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
+from anchor3r.dense.slanted_refinement import PixelPlanes, plane_normals
+from anchor3r.geometry import Pinhole
+
+Fill = Literal["holes", "planes", "all"]
+_MEASURED = (0.0, -0.5, 1.0, -0.5, 0.5)
+_PLANE = (0.0, -0.5, 0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthImageConfig:
+    """What of a keyframe's depths is kept."""
+
+    least_agreeing: int = 1
+    """Neighbouring keyframes that see a point where it was measured, at least;"""
+    tolerance: float = 0.03
+    """depths that differ by more than this part do not agree."""
+    least_confidence: float = 0.5
+    """Measured depths that are less likely right are left out,"""
+    least_plane_confidence: float = 0.2
+    """and so are planes that are less likely right than this."""
+    completion: CompletionConfig = CompletionConfig()
+    """How planes are put through what was measured."""
+
+    def __post_init__(self) -> None:
+        if not (self.least_agreeing >= 0 and 0 < self.tolerance < 1):
+            raise ValueError(f"these settings of depth images do not make sense: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedDepth:
+    """The predictor's own depth of a keyframe, on a grid that spans its image, in the scale of the poses."""
+
+    depth: NDArray[np.float32]
+    """(r, c); NaN where there is none"""
+    confidence: NDArray[np.float32]
+    """(r, c)"""
+
+
+def depth_image(
+    frame: int,
+    camera: Pinhole,
+    colours: NDArray[np.uint8],
+    planes: PixelPlanes,
+    agreement: Agreement,
+    fill: Fill,
+    predicted: PredictedDepth | None,
+    config: DepthImageConfig,
+) -> KeyframeDepth:
+    """What is measured, and as `fill` says planes and the predictor's depths where nothing is."""
+    confidence = measured_confidence(planes, agreement)
+    kept = (agreement.agreeing >= config.least_agreeing) & (confidence >= config.least_confidence)
+    kept &= agreement.inverse > 0
+    inverse = np.where(kept, agreement.inverse, np.float32(np.nan))
+    confidence = np.where(kept, confidence, np.float32(0))
+    normals = planes.normals(camera)
+    origin = np.where(kept, DepthOrigin.MEASURED, DepthOrigin.NONE).astype(np.uint8)
+    if fill != "holes" and kept.any():
+        grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
+        through = complete(np.where(kept, inverse, 0), confidence, grey, config.completion)
+        chance = plane_confidence(through)
+        taken = (origin == DepthOrigin.NONE) & (chance >= config.least_plane_confidence)
+        inverse[taken], confidence[taken], origin[taken] = (
+            through.inverse[taken], chance[taken], DepthOrigin.PLANE,
+        )  # fmt: skip
+        normals[taken] = plane_normals(through.inverse, through.slope_x, through.slope_y, camera)[taken]
+    with np.errstate(divide="ignore"):
+        depth = 1 / inverse
+    if fill == "all" and predicted is not None:
+        _interpolate(depth, confidence, origin, normals, camera, predicted)
+    normals[np.isnan(depth)] = np.nan
+    return KeyframeDepth(
+        frame=frame,
+        camera=camera,
+        depth=depth,
+        confidence=confidence,
+        normals_in_camera=normals,
+        origin=origin,
+        colours=colours,
+    )
+
+
+def measured_confidence(planes: PixelPlanes, agreement: Agreement) -> NDArray[np.float32]:
+    """(h, w) from the depth's own spread, who agrees, who contradicts, and how alike the windows are."""
+    bias, by_sigma, by_agreeing, by_contradicting, by_score = _MEASURED
+    with np.errstate(divide="ignore", over="ignore"):
+        odds = (
+            bias
+            + by_sigma * np.log(np.clip(planes.relative_sigma(), 1e-4, 10))
+            + by_agreeing * np.log2(1 + agreement.agreeing.astype(np.float32))
+            + by_contradicting * np.log2(1 + agreement.contradicting.astype(np.float32))
+            + by_score * np.clip(planes.score, 0, 1)
+        )
+    return np.asarray(1 / (1 + np.exp(-odds)), np.float32)
+
+
+def plane_confidence(completed: Completed) -> NDArray[np.float32]:
+    """(h, w) from the scatter of what was measured about the plane, and how much of it there is."""
+    bias, by_scatter, by_weight = _PLANE
+    scatter, weight = np.clip(completed.scatter, 1e-3, 1), np.clip(completed.weight, 1e-3, 1e3)
+    odds = bias + by_scatter * np.log(scatter) + by_weight * np.log(weight)
+    return np.asarray(np.nan_to_num(1 / (1 + np.exp(-odds))), np.float32) * np.isfinite(completed.inverse)
+
+
+def _interpolate(
+    depth: NDArray[np.float32],
+    confidence: NDArray[np.float32],
+    origin: NDArray[np.uint8],
+    normals: NDArray[np.float32],
+    camera: Pinhole,
+    predicted: PredictedDepth,
+) -> None:
+    """Puts the predictor's depths where there are none, in the scale of those that were measured."""
+    size = camera.width, camera.height
+    guess = np.asarray(cv2.resize(predicted.depth, size, interpolation=cv2.INTER_LINEAR), np.float32)
+    chance = np.asarray(cv2.resize(predicted.confidence, size, interpolation=cv2.INTER_NEAREST), np.float32)
+    both = (origin == DepthOrigin.MEASURED) & (guess > 0)
+    if both.any():
+        guess *= np.float32(np.exp(np.median(np.log(depth[both] / guess[both]))))
+    taken = (origin == DepthOrigin.NONE) & (guess > 0) & (chance > 0)
+    depth[taken], confidence[taken], origin[taken] = guess[taken], chance[taken], DepthOrigin.INTERPOLATED
+    inverse = 1 / guess
+    slope_y, slope_x = np.gradient(inverse)
+    normals[taken] = plane_normals(inverse, slope_x, slope_y, camera)[taken]

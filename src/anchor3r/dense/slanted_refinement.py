@@ -1,0 +1,493 @@
+"""From depth on a coarse grid to depth and slope of every pixel, by windows that lie on slanted planes.
+
+Every pixel has a plane, whose inverse depth is linear in the image: d, with slopes along x and y. A plane
+is as good as the correlation of the window that it shows in the sources. Pixels try the planes of their
+neighbours, as PatchMatch does, then a Gauss–Newton step makes each depth precise; slopes are those of the
+depths around.
+
+Letters: s views, h × w pixels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.dense.derotation import Derotated
+from anchor3r.dense.plane_sweep import BEST_VIEWS, NOISE_VARIANCE, RADIUS, window_moments
+from anchor3r.geometry import Array, Pinhole
+from anchor3r.kernels import kernel
+
+_LONGEST_STEP_PX = 1.0
+"""Of a Gauss–Newton step: image motion in the view where it is largest."""
+_SAME_PX = 0.15
+"""Planes that differ by less image motion than this are one."""
+_FIT_RADIUS = 3
+"""Of the window in which slopes are fitted to depths."""
+_FIT_STEPS = 3.0
+"""Depths that differ by more than so many steps, on top of the slope, are of another surface."""
+_LEAST_RESIDUAL = 0.02
+"""Mean square by which normalised windows differ at least: noise, and what interpolation blurs."""
+_WINDOW = 2 * RADIUS + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelPlanes:
+    """(h, w) each."""
+
+    inverse: NDArray[np.float32]
+    """Inverse depth."""
+    slope_x: NDArray[np.float32]
+    """Its change per column,"""
+    slope_y: NDArray[np.float32]
+    """and per row."""
+    score: NDArray[np.float32]
+    """Mean correlation of the best views; -1 without any."""
+    curvature: NDArray[np.float32]
+    """How sharply the likeness falls with a change of inverse depth, summed over the best views."""
+
+    def relative_sigma(self) -> NDArray[np.float32]:
+        """(h, w) standard deviation of the depth, as a part of it, by what differs between the windows.
+
+        Normalised windows of correlation ρ differ by 2 (1 - ρ) in the mean square; infinite where nothing
+        tells the depth.
+        """
+        residual = 2 * (1 - np.clip(self.score, -1, 1)) + np.float32(_LEAST_RESIDUAL)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sigma = np.sqrt(residual / (_WINDOW * _WINDOW * self.curvature)) / self.inverse
+        return np.where(sigma > 0, sigma, np.float32(np.inf)).astype(np.float32)
+
+    def normals(self, camera: Pinhole) -> NDArray[np.float32]:
+        """(h, w, 3) unit vectors towards the camera."""
+        return plane_normals(self.inverse, self.slope_x, self.slope_y, camera)
+
+
+def plane_normals(
+    inverse: NDArray[np.float32], slope_x: NDArray[np.float32], slope_y: NDArray[np.float32], camera: Pinhole
+) -> NDArray[np.float32]:
+    """(h, w, 3) of planes whose inverse depth is linear in the image: unit vectors towards the camera."""
+    v, u = np.mgrid[: inverse.shape[0], : inverse.shape[1]].astype(np.float32)
+    ahead = inverse + slope_x * (np.float32(camera.cx) - u) + slope_y * (np.float32(camera.cy) - v)
+    away = np.stack([slope_x * np.float32(camera.fx), slope_y * np.float32(camera.fy), ahead], -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(-away / np.linalg.norm(away, axis=-1, keepdims=True), np.float32)
+
+
+def refine(
+    reference: NDArray[np.float32],
+    sources: Derotated,
+    camera: Pinhole,
+    coarse: NDArray[np.float32],
+    step: float,
+    rounds: int,
+) -> PixelPlanes:
+    """Refines inverse depths of a coarser grid that spans the same image; step: between its planes."""
+    height, width = reference.shape
+    slope_x, slope_y = fitted_slopes(coarse, step)
+    planes = _upsampled(coarse, slope_x, slope_y, (height, width))
+    mean, variance = window_moments(reference)
+    score = np.full((height, width), -1, np.float32)
+    views = np.full((height, width, BEST_VIEWS), -1, np.int8)
+    curvature = np.zeros((height, width), np.float32)
+    frame = (reference, mean, variance, sources.images, sources.motion, *sources.offset)
+    centre = np.array([camera.cx, camera.cy], np.float32)
+    _choose_views(*frame, centre, planes, views, score)
+    for _ in range(rounds):
+        _propagate(*frame, centre, views, False, planes, score)
+        _propagate(*frame, centre, views, True, planes, score)
+        _sharpen(*frame, centre, views, planes, score, curvature)
+        planes[1], planes[2] = fitted_slopes(planes[0], step)
+    _sharpen(*frame, centre, views, planes, score, curvature)
+    return _with_borders(planes, score, curvature)
+
+
+def _with_borders(
+    planes: NDArray[np.float32], score: NDArray[np.float32], curvature: NDArray[np.float32]
+) -> PixelPlanes:
+    """Pixels at the border, around which there is no window, take the plane whose window has them in it."""
+    height, width = score.shape
+    y, x = np.arange(height)[:, None], np.arange(width)[None]
+    row, column = np.clip(y, RADIUS, height - 1 - RADIUS), np.clip(x, RADIUS, width - 1 - RADIUS)
+    inverse, slope_x, slope_y = planes[:, row, column]
+    inverse = inverse + slope_x * (x - column).astype(np.float32) + slope_y * (y - row).astype(np.float32)
+    return PixelPlanes(
+        inverse=inverse,
+        slope_x=slope_x,
+        slope_y=slope_y,
+        score=score[row, column],
+        curvature=curvature[row, column],
+    )
+
+
+def fitted_slopes(
+    inverse: NDArray[np.float32], step: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Slopes (h, w) along x and y of the inverse depths around each pixel that are of the same surface."""
+    slope_x, slope_y = np.zeros_like(inverse), np.zeros_like(inverse)
+    _fit_slopes(inverse, np.float32(_FIT_STEPS * step), slope_x, slope_y)
+    return slope_x, slope_y
+
+
+def _upsampled(
+    inverse: NDArray[np.float32],
+    slope_x: NDArray[np.float32],
+    slope_y: NDArray[np.float32],
+    size: tuple[int, int],
+) -> NDArray[np.float32]:
+    """(3, h, w) the planes of the nearest cells of the coarse grid, continued to the middle of each pixel."""
+    down, along = inverse.shape[0] / size[0], inverse.shape[1] / size[1]
+    y, x = (np.arange(size[0]) + 0.5) * down - 0.5, (np.arange(size[1]) + 0.5) * along - 0.5
+    row = np.clip(np.round(y).astype(int), 0, inverse.shape[0] - 1)
+    column = np.clip(np.round(x).astype(int), 0, inverse.shape[1] - 1)
+    cell = np.ix_(row, column)
+    continued = inverse[cell] + slope_x[cell] * (x - column) + slope_y[cell] * (y - row)[:, None]
+    return np.stack([continued, slope_x[cell] * along, slope_y[cell] * down]).astype(np.float32)
+
+
+@kernel
+def _fit_slopes(inverse: Array, tolerance: float, slope_x: Array, slope_y: Array) -> None:
+    """Least squares over the window of what lies within the tolerance of the pixel's own depth."""
+    height, width = inverse.shape
+    for y in range(height):
+        for x in range(width):
+            here = inverse[y, x]
+            n = sx = sy = sxx = sxy = syy = sd = sxd = syd = np.float32(0.0)
+            for v in range(max(-_FIT_RADIUS, -y), min(_FIT_RADIUS, height - 1 - y) + 1):
+                for u in range(max(-_FIT_RADIUS, -x), min(_FIT_RADIUS, width - 1 - x) + 1):
+                    d = inverse[y + v, x + u] - here
+                    # NaN is not of this surface either.
+                    if not abs(d) < tolerance:
+                        continue
+                    fu, fv = np.float32(u), np.float32(v)
+                    n += np.float32(1.0)
+                    sx += fu
+                    sy += fv
+                    sxx += fu * fu
+                    sxy += fu * fv
+                    syy += fv * fv
+                    sd += d
+                    sxd += fu * d
+                    syd += fv * d
+            if n < 6:
+                continue
+            xx, yy, xy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
+            xd, yd = sxd - sx * sd / n, syd - sy * sd / n
+            determinant = xx * yy - xy * xy
+            if determinant > np.float32(1.0):
+                slope_x[y, x] = (yy * xd - xy * yd) / determinant
+                slope_y[y, x] = (xx * yd - xy * xd) / determinant
+
+
+@kernel
+def _correlation(
+    reference: Array,
+    mean: float,
+    variance: float,
+    image: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> float:
+    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside.
+
+    The motion of the window's pixels is taken as affine.
+    """
+    scale = np.float32(1.0) + motion[2] * d
+    if scale < 0.2:
+        return np.float32(-2.0)
+    inverse = np.float32(1.0) / scale
+    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
+    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
+    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
+    xx, xy = inverse + by_d_x * a, by_d_x * b
+    yx, yy = by_d_y * a, inverse + by_d_y * b
+    at_x += centre[0] + np.float32(offset_x)
+    at_y += centre[1] + np.float32(offset_y)
+    radius = np.float32(RADIUS)
+    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
+    rows, columns = image.shape
+    if (
+        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
+        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
+        or reach_x + reach_y > 40
+    ):
+        return np.float32(-2.0)
+    first = square = product = np.float32(0.0)
+    for v in range(-RADIUS, RADIUS + 1):
+        for u in range(-RADIUS, RADIUS + 1):
+            fu, fv = np.float32(u), np.float32(v)
+            sx, sy = at_x + xx * fu + xy * fv, at_y + yx * fu + yy * fv
+            left, top = int(sx), int(sy)
+            right, down = sx - np.float32(left), sy - np.float32(top)
+            above = image[top, left] + right * (image[top, left + 1] - image[top, left])
+            below = image[top + 1, left] + right * (image[top + 1, left + 1] - image[top + 1, left])
+            value = above + down * (below - above)
+            first += value
+            square += value * value
+            product += value * reference[y + v, x + u]
+    share = np.float32(1.0 / (_WINDOW * _WINDOW))
+    first *= share
+    own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
+    score = (product * share - first * mean) / np.sqrt(own * (variance + np.float32(NOISE_VARIANCE)))
+    return score if score > -1.5 else np.float32(-2.0)
+
+
+@kernel
+def _choose_views(
+    reference: Array,
+    mean: Array,
+    variance: Array,
+    images: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    planes: Array,
+    views: Array,
+    score: Array,
+) -> None:
+    """The views that show each pixel's plane best, and how well."""
+    height, width = reference.shape
+    best = np.empty(BEST_VIEWS, np.float32)
+    which = np.empty(BEST_VIEWS, np.int8)
+    for y in range(RADIUS, height - RADIUS):
+        for x in range(RADIUS, width - RADIUS):
+            best[:] = -2.0
+            which[:] = -1
+            for s in range(len(images)):
+                found = _correlation(
+                    reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y, centre,
+                    x, y, planes[0, y, x], planes[1, y, x], planes[2, y, x],
+                )  # fmt: skip
+                view = np.int8(s)
+                for k in range(BEST_VIEWS):
+                    if found > best[k]:
+                        best[k], found = found, best[k]
+                        which[k], view = view, which[k]
+            total, count = np.float32(0.0), 0
+            for k in range(BEST_VIEWS):
+                views[y, x, k] = which[k]
+                if which[k] >= 0:
+                    total += best[k]
+                    count += 1
+            score[y, x] = total / np.float32(count) if count else np.float32(-1.0)
+
+
+@kernel
+def _mean_correlation(
+    reference: Array,
+    mean: float,
+    variance: float,
+    images: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    views: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> float:
+    """Over the views of a pixel; -1 where none shows the plane."""
+    total, count = np.float32(0.0), 0
+    for k in range(BEST_VIEWS):
+        s = views[k]
+        if s < 0:
+            continue
+        found = _correlation(
+            reference, mean, variance, images[s], motion[s], offset_x, offset_y, centre, x, y, d, a, b
+        )
+        if found > -1.5:
+            total += found
+            count += 1
+    return total / np.float32(count) if count else np.float32(-1.0)
+
+
+@kernel
+def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: float) -> float:
+    """Of a pixel in its views, per inverse depth."""
+    largest = np.float32(0.0)
+    for k in range(BEST_VIEWS):
+        s = views[k]
+        if s < 0:
+            continue
+        inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(0.2))
+        at_x = (np.float32(x) - centre[0] + motion[s, 0] * d) * inverse
+        at_y = (np.float32(y) - centre[1] + motion[s, 1] * d) * inverse
+        by_x = (motion[s, 0] - at_x * motion[s, 2]) * inverse
+        by_y = (motion[s, 1] - at_y * motion[s, 2]) * inverse
+        largest = max(largest, by_x * by_x + by_y * by_y)
+    return np.sqrt(largest)
+
+
+@kernel
+def _propagate(
+    reference: Array,
+    mean: Array,
+    variance: Array,
+    images: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    views: Array,
+    backwards: bool,
+    planes: Array,
+    score: Array,
+) -> None:
+    """Each pixel takes the plane of the neighbours before it where that shows it better, in reading order."""
+    height, width = reference.shape
+    sign = 1 if backwards else -1
+    for row in range(RADIUS, height - RADIUS):
+        y = height - 1 - row if backwards else row
+        for column in range(RADIUS, width - RADIUS):
+            x = width - 1 - column if backwards else column
+            if views[y, x, 0] < 0:
+                continue
+            largest = _largest_motion(motion, views[y, x], centre, x, y, planes[0, y, x])
+            for way in range(2):
+                nx, ny = (x + sign, y) if way == 0 else (x, y + sign)
+                if not (RADIUS <= nx < width - RADIUS and RADIUS <= ny < height - RADIUS):
+                    continue
+                a, b = planes[1, ny, nx], planes[2, ny, nx]
+                d = planes[0, ny, nx] + a * np.float32(x - nx) + b * np.float32(y - ny)
+                if abs(d - planes[0, y, x]) * largest < np.float32(_SAME_PX) or d <= 0:
+                    continue
+                found = _mean_correlation(
+                    reference, mean[y, x], variance[y, x], images, motion, offset_x, offset_y, centre,
+                    views[y, x], x, y, d, a, b,
+                )  # fmt: skip
+                if found > score[y, x]:
+                    score[y, x] = found
+                    planes[0, y, x], planes[1, y, x], planes[2, y, x] = d, a, b
+
+
+@kernel
+def _alignment(
+    reference: Array,
+    mean: float,
+    variance: float,
+    image: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> tuple[float, float, float]:
+    """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
+    nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
+    scale = np.float32(1.0) + motion[2] * d
+    if scale < 0.2:
+        return nothing
+    inverse = np.float32(1.0) / scale
+    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
+    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
+    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
+    xx, xy = inverse + by_d_x * a, by_d_x * b
+    yx, yy = by_d_y * a, inverse + by_d_y * b
+    at_x += centre[0] + np.float32(offset_x)
+    at_y += centre[1] + np.float32(offset_y)
+    radius = np.float32(RADIUS)
+    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
+    rows, columns = image.shape
+    if (
+        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
+        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
+        or reach_x + reach_y > 40
+    ):
+        return nothing
+    first = square = product = np.float32(0.0)
+    change = change_square = change_value = change_product = np.float32(0.0)
+    for v in range(-RADIUS, RADIUS + 1):
+        for u in range(-RADIUS, RADIUS + 1):
+            fu, fv = np.float32(u), np.float32(v)
+            sx, sy = at_x + xx * fu + xy * fv, at_y + yx * fu + yy * fv
+            left, top = int(sx), int(sy)
+            right, down = sx - np.float32(left), sy - np.float32(top)
+            step_above = image[top, left + 1] - image[top, left]
+            step_below = image[top + 1, left + 1] - image[top + 1, left]
+            above = image[top, left] + right * step_above
+            below = image[top + 1, left] + right * step_below
+            value = above + down * (below - above)
+            slope = by_d_x * (step_above + down * (step_below - step_above)) + by_d_y * (below - above)
+            seen = reference[y + v, x + u]
+            first += value
+            square += value * value
+            product += value * seen
+            change += slope
+            change_square += slope * slope
+            change_value += slope * value
+            change_product += slope * seen
+    share = np.float32(1.0 / (_WINDOW * _WINDOW))
+    first, change = first * share, change * share
+    own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
+    variance += np.float32(NOISE_VARIANCE)
+    score = (product * share - first * mean) / np.sqrt(own * variance)
+    if not score > -1.5:
+        return nothing
+    with_value = change_value * share - change * first
+    with_seen = change_product * share - change * mean
+    gradient = with_seen / np.sqrt(own * variance) - score * with_value / own
+    curvature = (change_square * share - change * change - with_value * with_value / own) / own
+    return score, gradient, max(curvature, np.float32(0.0))
+
+
+@kernel
+def _sharpen(
+    reference: Array,
+    mean: Array,
+    variance: Array,
+    images: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    views: Array,
+    planes: Array,
+    score: Array,
+    curvature: Array,
+) -> None:
+    """One Gauss–Newton step in the depth of each pixel's plane, over its views together."""
+    height, width = reference.shape
+    for y in range(RADIUS, height - RADIUS):
+        for x in range(RADIUS, width - RADIUS):
+            if views[y, x, 0] < 0:
+                continue
+            d = planes[0, y, x]
+            total = slope = bend = np.float32(0.0)
+            count = 0
+            for k in range(BEST_VIEWS):
+                s = views[y, x, k]
+                if s < 0:
+                    continue
+                found, along, around = _alignment(
+                    reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y, centre,
+                    x, y, d, planes[1, y, x], planes[2, y, x],
+                )  # fmt: skip
+                if found > -1.5:
+                    total += found
+                    slope += along
+                    bend += around
+                    count += 1
+            score[y, x] = total / np.float32(count) if count else np.float32(-1.0)
+            curvature[y, x] = bend
+            if bend <= 0:
+                continue
+            largest = np.float32(_LONGEST_STEP_PX) / _largest_motion(motion, views[y, x], centre, x, y, d)
+            step = min(max(slope / bend, -largest), largest)
+            if d + step > 0:
+                planes[0, y, x] = d + step
