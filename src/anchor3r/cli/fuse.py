@@ -51,8 +51,9 @@ def fusing_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 def in_words(summary: dict[str, Any]) -> str:
     """The summary of `fuse_map`."""
-    return (
+    made = (
         f"{summary['file']}: {summary['vertices']} vertices and {summary['faces']} faces from "
         f"{summary['views']} {summary['depths']} depth images ({summary['poses']} poses, voxels of "
         f"{summary['voxel']:.3g}); {summary['left_out']} vertices of small pieces left out"
     )
+    return "\n".join([made, *summary["remarks"]])

@@ -25,6 +25,8 @@ MAX_DEPTH_VALUES = 4096
 """Pixels compared of one frame."""
 _EDGE_RATIO = 1.5
 """Neighbouring pixels whose depths differ by more than this factor are of different surfaces."""
+DENSE_PREFIX = "dense_"
+"""Of the metrics of the measured depths of keyframes."""
 FUSED_PREFIX = "fused_"
 """Of the metrics of the fused surface."""
 
@@ -43,6 +45,12 @@ def geometry_metrics(
     Clouds are compared only if there is a protocol.
     """
     named = depth_metrics(_depths_of_point_maps(scene_map, poses, frames), source)
+    densified = scene_map.densification()
+    if densified is not None and densified.poses == poses:
+        kept = scene_map.keyframe_depth_frames()
+        measured = _evenly(kept[np.isin(kept, frames)], MAX_DEPTH_FRAMES).tolist()
+        depths = ((view.frame, view.depth) for view in scene_map.keyframe_depths(measured))
+        named |= depth_metrics(depths, source, DENSE_PREFIX)
     if cloud is None:
         return named
     rng = np.random.default_rng(cloud.seed)
@@ -160,4 +168,6 @@ def _around_centres(
 
 
 def _evenly(frames: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    if not len(frames):
+        return frames
     return frames[np.unique(np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int))]

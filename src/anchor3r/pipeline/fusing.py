@@ -77,7 +77,7 @@ def fuse_map(
     """
     settings, folder = settings or FuseSettings(), Path(folder)
     with ExitStack() as stack:
-        stack.enter_context(MapWriter.open(folder))  # two that fuse one map would write over each other
+        writer = stack.enter_context(MapWriter.open(folder))
         scene_map = stack.enter_context(load_map(folder))
         views = _chosen_views(scene_map, settings)
         config = _fusion_config(settings)
@@ -104,11 +104,31 @@ def fuse_map(
             "settings": asdict(settings),
         }
         num_vertices, num_faces = waiting.write(folder / FUSED, kept, json.dumps(identity))
-    return {
-        "map": str(folder), "file": str(folder / FUSED), "poses": poses, "depths": views.depths,
-        "views": len(views), "voxel": voxel, "vertices": num_vertices, "faces": num_faces,
-        "left_out": int(len(kept) - num_vertices),
-    }  # fmt: skip
+        summary = {
+            "map": str(folder), "file": str(folder / FUSED), "poses": poses, "depths": views.depths,
+            "views": len(views), "voxel": voxel, "vertices": num_vertices, "faces": num_faces,
+            "left_out": int(len(kept) - num_vertices), "remarks": _remarks(views, poses),
+        }  # fmt: skip
+        writer.write_meta(fusion=summary)  # whoever looks at the map sees that it has changed
+    return summary
+
+
+def _remarks(views: _Views, poses: str) -> list[str]:
+    """What the user should know of the depths that were fused."""
+    densified = views.scene_map.densification()
+    if views.depths == "predicted" or densified is None:
+        return []
+    again = f"run anchor3r densify {views.scene_map.folder} again to measure them with these"
+    remarks = []
+    if not densified.complete:
+        remarks.append(
+            f"depths are measured of only a part of the keyframes; anchor3r densify {views.scene_map.folder} "
+            "goes on with the rest"
+        )
+    current = views.scene_map.trajectory(poses)
+    if densified.poses != poses or densified.identity["poses"] != pose_checksum(current):
+        remarks.append(f"the depths were measured with other poses than {poses} ones are now; {again}")
+    return remarks
 
 
 def _fusion_config(settings: FuseSettings) -> FusionConfig:
