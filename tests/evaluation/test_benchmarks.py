@@ -147,11 +147,12 @@ class TestSevenScenes:
     def test_layout(self, tmp_path: Path) -> None:
         self.write(tmp_path, drive(4))
         frames = frames_of("7scenes", tmp_path, "chess")
-        assert_poses(frames, drive(4))
+        depth_from_colour = SE3(np.eye(3), np.array([0.025, 0, 0]))
+        assert_poses(frames, drive(4) @ depth_from_colour)
         assert frames[0].depth_m is not None
         assert frames[0].depth_m.max() == pytest.approx(4.0)
         assert frames[0].intrinsics is not None
-        assert frames[0].intrinsics.fx == pytest.approx(585 * WIDTH / 640)
+        assert frames[0].intrinsics.fx == pytest.approx(525 * WIDTH / 640)
 
     def test_missing_pose(self, tmp_path: Path) -> None:
         (self.write(tmp_path, drive(4)) / "frame-000002.pose.txt").unlink()

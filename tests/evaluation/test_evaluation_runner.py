@@ -251,7 +251,7 @@ class Walls(Benchmark):
         camera="the one",
         frames="all",
         ground_truth="as made",
-        cloud=CloudProtocol(num_points=20_000, f1_threshold_m=0.1),
+        cloud=CloudProtocol(num_points=20_000, f1_thresholds_m=(0.1,)),
     )
 
     def open(self, root: Path, name: str, wanted: slice) -> Source:

@@ -187,34 +187,39 @@ def test_steadiness_sees_a_stream_get_worse_and_its_unit_drift() -> None:
 def test_cloud_errors_of_shifted_planes() -> None:
     grid = np.stack(np.meshgrid(np.arange(40.0), np.arange(40.0), [0.0]), -1).reshape(-1, 3)
     near = grid[grid[:, 0] < 20] + [0, 0, 0.2]
-    got = metrics.cloud_errors(near, grid, threshold_m=0.25, num_points=10**6, rng=np.random.default_rng(0))
-    named = got.metrics(0.25)
+    got = metrics.cloud_errors(
+        near, grid, thresholds_m=(0.25, 0.1), num_points=10**6, rng=np.random.default_rng(0)
+    )
+    named = got.metrics()
     assert named["accuracy_m"] == pytest.approx(0.2)
-    assert named["precision"] == 1
-    assert named["recall"] == pytest.approx(0.5)
+    assert named["precision_at_0.25"] == 1
+    assert named["f1_at_0.1"] == 0
+    assert named["recall_at_0.25"] == pytest.approx(0.5)
     assert named["f1_at_0.25"] == pytest.approx(2 / 3)
     assert named["cd_m"] == pytest.approx(got.accuracy_m + got.completeness_m)
     assert got.completeness_m > 5
     missed = metrics.cloud_errors(
-        near + 100, grid, threshold_m=0.25, num_points=50, rng=np.random.default_rng(0)
+        near + 100, grid, thresholds_m=(0.25, 0.1), num_points=50, rng=np.random.default_rng(0)
     )
-    assert missed.metrics(0.25)["f1_at_0.25"] == 0
+    assert missed.metrics()["f1_at_0.25"] == 0
 
 
 def test_cloud_sampling_is_seeded() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(2, 3000, 3))
     runs = [
-        metrics.cloud_errors(a, b, threshold_m=0.1, num_points=500, rng=np.random.default_rng(seed))
+        metrics.cloud_errors(a, b, thresholds_m=(0.1,), num_points=500, rng=np.random.default_rng(seed))
         for seed in (3, 3, 4)
     ]
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_depth_abs_rel() -> None:
+def test_depth_errors() -> None:
     true = np.array([1.0, 2.0, 4.0, 0.0, 5.0, np.nan])
-    depth = np.array([0.5, 1.0, 2.2, 3.0, np.inf, 1.0])
-    error, scale = metrics.depth_abs_rel(depth, true)
-    assert scale == pytest.approx(2)
-    assert error == pytest.approx((0 + 0 + 0.1) / 3)
-    assert np.isnan(metrics.depth_abs_rel(depth[:0], true[:0])).all()
+    depth = np.array([0.5, 1.0, 2.14, 3.0, np.inf, 1.0])
+    got = metrics.depth_errors(depth, true)
+    assert got.scale == pytest.approx(2)
+    assert got.abs_rel == pytest.approx((0 + 0 + 0.07) / 3)
+    assert (got.within_5, got.within_10, got.coverage) == pytest.approx((2 / 3, 1, 3 / 4))
+    assert np.isnan(metrics.depth_errors(depth[:0], true[:0]).abs_rel)
+    assert metrics.depth_errors(np.full(6, np.nan), true).coverage == 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anchor3r.evaluation.scoring import depth_at_cells
+from anchor3r.evaluation.geometry import depth_at_cells
 
 
 def plane(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:

@@ -246,11 +246,15 @@ def test_seven_scenes(tmp_path: Path, suffix: str) -> None:
     frames = list(open_source(f"7scenes:{folder}"))
     assert len(frames) == NUM_FRAMES
     for index, frame in enumerate(frames):
-        assert frame.intrinsics == Pinhole(585, 585, 320, 240, 640, 480).resized(8, 6)
-        assert frame.depth_m[0, [0, 2, 4]] == pytest.approx([0, 1.5 + index / 1000, 0])
-        assert_pose(frame, world_from_camera(index).inverse())
+        assert frame.intrinsics == Pinhole(525, 525, 319.5, 239.5, 640, 480).resized(8, 6)
+        assert set(np.unique(frame.depth_m).tolist()) <= {0, np.float32(1.5 + index / 1000)}
+        colour_from_depth = SE3(np.eye(3), np.array([-0.025, 0, 0]))
+        assert_pose(frame, colour_from_depth @ world_from_camera(index).inverse())
     np.savetxt(folder.parent / "camera-intrinsics.txt", CAMERA_MATRIX)
-    assert open_source(f"7scenes:{folder}").read(0).intrinsics == Pinhole(30, 31, 4, 3, 8, 6)
+    frame = open_source(f"7scenes:{folder}").read(0)
+    assert frame.intrinsics == Pinhole(30, 31, 4, 3, 8, 6)
+    assert frame.depth_m[0, [0, 2, 4]] == pytest.approx([0, 1.5, 0])
+    assert_pose(frame, world_from_camera(0).inverse())
 
 
 def test_seven_scenes_with_parts_missing_or_damaged(tmp_path: Path) -> None:

@@ -77,6 +77,11 @@ def evaluate_map(
 ) -> None:
     """Compare every trajectory of a map with the ground truth that its source knew.
 
+    Where the source is still at hand and has depth images, the geometry is compared as well: depth_… are of
+    the predictor's point maps, dense_depth_… of the depths that anchor3r densify measured; accuracy,
+    completeness, their sum and F1 are of the point maps, and with the prefix fused_ of the surface that
+    anchor3r fuse made.
+
     Args:
         folder: Folder of the map.
         align: What is moved away first: sim3 (also the scale), se3, or none.
@@ -84,14 +89,23 @@ def evaluate_map(
         out: Folder for trajectories and figures; beside the map's own files if not given.
         as_json: Print JSON.
     """
+    from anchor3r.evaluation.benchmarks import CloudProtocol
+    from anchor3r.evaluation.geometry import geometry_metrics
     from anchor3r.evaluation.metrics import Alignment
     from anchor3r.evaluation.scoring import score_poses
     from anchor3r.store import load_map
 
     with load_map(folder) as scene_map:
-        variants, _ = score_poses(
+        variants, scored = score_poses(
             scene_map, Alignment(align), out or folder / "evaluation", folder.name, names=poses
         )
+        with scene_map.original_source() as source:
+            if source is not None:
+                for name, found in scored.items():
+                    motion = found.errors.true_from_estimated
+                    variants[name] |= geometry_metrics(
+                        scene_map, name, source, found.frames, motion, CloudProtocol()
+                    )
     _print_metrics(variants, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ segment errors those of the KITTI development kit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -257,25 +258,30 @@ class CloudErrors:
     """Mean distance from an estimated point to the nearest true one"""
     completeness_m: float
     """Mean distance from a true point to the nearest estimated one"""
-    precision: float
-    """Share of estimated points within the threshold"""
-    recall: float
-    """Share of true points within the threshold"""
+    shares: dict[float, tuple[float, float]]
+    """By threshold in metres: precision, the share of estimated points within it, and recall, that of true
+    ones."""
 
-    def metrics(self, threshold_m: float) -> dict[str, float]:
-        """CD = accuracy + completeness and F1@threshold, with their parts."""
-        both = self.precision + self.recall
-        return vars(self) | {
+    def metrics(self) -> dict[str, float]:
+        """CD = accuracy + completeness, and F1 at every threshold, with their parts."""
+        named = {
+            "accuracy_m": self.accuracy_m,
+            "completeness_m": self.completeness_m,
             "cd_m": self.accuracy_m + self.completeness_m,
-            f"f1_at_{threshold_m:g}": 2 * self.precision * self.recall / both if both else 0.0,
         }
+        for threshold_m, (precision, recall) in self.shares.items():
+            both = precision + recall
+            named[f"precision_at_{threshold_m:g}"] = precision
+            named[f"recall_at_{threshold_m:g}"] = recall
+            named[f"f1_at_{threshold_m:g}"] = 2 * precision * recall / both if both else 0.0
+        return named
 
 
 def cloud_errors(
     estimated_points: Array,
     true_points: Array,
     *,
-    threshold_m: float,
+    thresholds_m: Sequence[float],
     num_points: int,
     rng: np.random.Generator,
 ) -> CloudErrors:
@@ -295,19 +301,47 @@ def cloud_errors(
     return CloudErrors(
         accuracy_m=float(to_true.mean()),
         completeness_m=float(to_estimated.mean()),
-        precision=float(np.mean(to_true < threshold_m)),
-        recall=float(np.mean(to_estimated < threshold_m)),
+        shares={
+            threshold_m: (float(np.mean(to_true < threshold_m)), float(np.mean(to_estimated < threshold_m)))
+            for threshold_m in thresholds_m
+        },
     )
 
 
-def depth_abs_rel(depth: Array, true_depth_m: Array) -> tuple[float, float]:
-    """AbsRel of a sequence after one scale, its median ratio, has brought it to metres; and that scale.
+@dataclass(frozen=True, kw_only=True)
+class DepthErrors:
+    """Depth images of a sequence against the true ones; NaN where there is nothing to compare."""
 
-    depth, true_depth_m: (n,) of all frames together; only entries where both are positive and finite count.
+    abs_rel: float
+    """Mean of |depth - true depth| / true depth"""
+    within_5: float
+    """Share of depths within 5 % of the true one"""
+    within_10: float
+    """Share of depths within 10 % of the true one"""
+    coverage: float
+    """Share of true depths that have an estimated one"""
+    scale: float
+    """What depths were multiplied with before."""
+
+
+def depth_errors(depth: Array, true_depth_m: Array) -> DepthErrors:
+    """Compares after one scale for all of them, the median ratio, has brought the depths to metres.
+
+    depth, true_depth_m: (n,) of all frames together; what is not positive and finite is not known.
     """
-    valid = np.isfinite(depth) & np.isfinite(true_depth_m) & (depth > 0) & (true_depth_m > 0)
+    known = np.isfinite(true_depth_m) & (true_depth_m > 0)
+    valid = known & np.isfinite(depth) & (depth > 0)
     if not valid.any():
-        return float("nan"), float("nan")
+        nan = float("nan")
+        coverage = 0.0 if known.any() else nan
+        return DepthErrors(abs_rel=nan, within_5=nan, within_10=nan, coverage=coverage, scale=nan)
     estimated, true = depth[valid].astype(np.float64), true_depth_m[valid].astype(np.float64)
     scale = float(np.median(true / estimated))
-    return float(np.mean(np.abs(scale * estimated - true) / true)), scale
+    errors = np.abs(scale * estimated - true) / true
+    return DepthErrors(
+        abs_rel=float(errors.mean()),
+        within_5=float(np.mean(errors < 0.05)),
+        within_10=float(np.mean(errors < 0.1)),
+        coverage=float(valid.sum() / known.sum()),
+        scale=scale,
+    )

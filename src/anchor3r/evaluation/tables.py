@@ -71,6 +71,24 @@ METRICS: dict[str, Column] = {
         about="harmonic mean of the shares of points within 0.25 m, both ways",
         higher_is_better=True,
     ),
+    "f1_at_0.05": Column(
+        label="F1@0.05",
+        about="harmonic mean of the shares of points within 0.05 m, both ways",
+        higher_is_better=True,
+    ),
+    "fused_f1_at_0.05": Column(
+        label="F1@0.05, fused",
+        about="the same of the fused surface",
+        higher_is_better=True,
+    ),
+    "depth_within_5": Column(
+        label="depth within 5 %",
+        about="share of depths, after one scale for the sequence",
+        higher_is_better=True,
+    ),
+    "depth_coverage": Column(
+        label="depth coverage", about="share of true depths that have an estimated one", higher_is_better=True
+    ),
     "depth_abs_rel": Column(
         label="depth AbsRel", about="mean |depth - true depth| / true depth, after one scale for the sequence"
     ),

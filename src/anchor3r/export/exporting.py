@@ -19,11 +19,13 @@ from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
 
 Format = Literal[
-    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "colmap", "nerfstudio", "rrd", "mcap"
-]
+    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio",
+    "rrd", "mcap",
+]  # fmt: skip
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
 _RECORDINGS = ("rrd", "mcap")
+_WITH_POINTS = ("ply", "pcd", "las", "laz", "glb", "mesh", *_PROJECTS)
 _LARGE_CHANGE = 0.05
 """Of a focal length: more of it shows in poses."""
 
@@ -50,6 +52,10 @@ class ExportSettings:
     max_points: int | None = None
     """Of more points, draw so many by lot; if not given, a million for glb, nerfstudio, rrd and mcap, two
     hundred thousand for colmap, all for the rest."""
+    points: Literal["fused", "frames"] | None = None
+    """Points of the fused surface, or of each frame by itself; fused if there is one of these poses."""
+    max_faces: int | None = None
+    """Of a mesh: simplify it to about so many faces; all of them if not given."""
     images: Literal["source", "map"] = "source"
     """Of colmap and nerfstudio, the images: in full size from the source if it is still at hand, without the
     lens distortion that was stated to map it; or the map's own smaller copies."""
@@ -76,9 +82,9 @@ def export_map(
     """Writes a map to a file, or of colmap and nerfstudio to a new folder, for other programs.
 
     tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
-    laz and glb are point clouds, glb with the cameras as lines; colmap and nerfstudio are folders with
-    images, cameras and points, from which trainers of splats start; rrd and mcap are recordings that Rerun
-    and Foxglove play.
+    laz and glb are point clouds, glb with the cameras as lines; mesh is the fused surface, as PLY or GLB by
+    the name of the file; colmap and nerfstudio are folders with images, cameras and points, from which
+    trainers of splats start; rrd and mcap are recordings that Rerun and Foxglove play.
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
@@ -89,8 +95,12 @@ def export_map(
             scene_map=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, settings, notes),
             min_confidence=settings.confidence, voxel=settings.voxel, max_points=settings.max_points,
         )  # fmt: skip
+        if format in _WITH_POINTS:
+            chosen = _with_fused(chosen, settings, format, notes)
         if format in _TRAJECTORIES:
             what = _write_trajectory(chosen, out, format, settings)
+        elif format == "mesh":
+            what = _write_mesh(chosen, out, settings)
         elif format in _PROJECTS:
             what = _write_project(chosen, out, format, settings, notes)
         elif format in _RECORDINGS:
@@ -114,6 +124,13 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         raise Anchor3RError(
             f"{format} has the points of each frame at its time: leave --voxel out, or use --max-points"
         )
+    if format == "mesh" and (settings.points, settings.voxel, settings.max_points) != (None, None, None):
+        raise Anchor3RError(
+            "a mesh is the fused surface with the voxels it was fused with: leave --points, --voxel and "
+            "--max-points out, or choose --voxel of anchor3r fuse; --max-faces simplifies it"
+        )
+    if settings.max_faces is not None and (format != "mesh" or settings.max_faces < 4):
+        raise Anchor3RError("--max-faces is a number of at least 4 and belongs to --format mesh")
     if settings.max_points is not None and settings.max_points < 1:
         raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
 
@@ -164,6 +181,40 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, settings: Expor
         wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
         write_kitti(out, trajectory, frames=wanted, gaps=settings.gaps)
     return f"{len(trajectory)} poses"
+
+
+def _with_fused(chosen: Selection, settings: ExportSettings, format: str, notes: list[str]) -> Selection:
+    """With the points of the fused surface, if they are wanted and there."""
+    from anchor3r.store.fused import fused_or_reason
+
+    if settings.points == "frames":
+        return chosen
+    folder = chosen.scene_map.folder
+    fused, reason = fused_or_reason(chosen.scene_map, chosen.poses)
+    if fused is None and (settings.points == "fused" or format == "mesh"):
+        raise Anchor3RError(reason or f"{folder} has no fused surface; run anchor3r fuse {folder} first")
+    if reason:
+        notes.append(f"{reason}. The points are those of the frames")
+    if fused is None or settings.component is None:
+        return replace(chosen, fused=fused)
+    every = chosen.scene_map.trajectory(chosen.poses)
+    assert every.component is not None
+    return replace(chosen, fused=fused, fused_frames=every.frames[every.component == settings.component])
+
+
+def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
+    from anchor3r.io.mesh import select_vertices, simplified, write_mesh_glb, write_mesh_ply
+
+    if out.suffix.lower() not in (".ply", ".glb"):
+        raise Anchor3RError(f"a mesh is written as PLY or GLB: call the file .ply or .glb, not {out.name}")
+    assert chosen.fused is not None
+    mesh = chosen.fused.mesh
+    if chosen.fused_frames is not None:
+        mesh = select_vertices(mesh, np.isin(mesh.vertices["frame"], chosen.fused_frames))
+    if settings.max_faces is not None:
+        mesh = simplified(mesh, settings.max_faces)
+    (write_mesh_glb if out.suffix.lower() == ".glb" else write_mesh_ply)(out, mesh)
+    return f"{len(mesh.vertices)} vertices and {len(mesh.faces)} faces"
 
 
 def _write_cloud(chosen: Selection, out: Path, format: str) -> str:

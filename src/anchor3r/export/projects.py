@@ -21,11 +21,11 @@ from PIL import Image
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.cameras import retaken
 from anchor3r.export.selection import Selection
-from anchor3r.export.tracks import TrackConfig, Tracks, build_tracks
+from anchor3r.export.tracks import TrackConfig, Tracks, build_tracks, tracks_of_surface
 from anchor3r.geometry import Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing_folder
-from anchor3r.io.pointcloud import write_ply
+from anchor3r.io.pointcloud import random_subset, write_ply
 from anchor3r.pipeline.camera import estimated_camera
 from anchor3r.sources import Source
 from anchor3r.store import Map, PointMap
@@ -103,7 +103,12 @@ def write_colmap(out: Path, selection: Selection, images: MapImages) -> int:
     config = TrackConfig(min_confidence=selection.min_confidence, **budget)
     with replacing_folder(out) as folder:
         saved = images.save(trajectory.frames.tolist(), folder / "images", selection.camera)
-        tracks = build_tracks(_seen(selection, saved), len(trajectory), config)
+        if selection.fused is not None:
+            cloud = random_subset(selection.clouds(), config.max_points)
+            cameras = [saved[frame][1] for frame in trajectory.frames.tolist()]
+            tracks = tracks_of_surface(cloud, trajectory, cameras, config)
+        else:
+            tracks = build_tracks(_seen(selection, saved), len(trajectory), config)
         if not len(tracks.points):
             raise Anchor3RError(
                 f"no point of the map is seen by {config.min_views} of these frames, so {out} would have "

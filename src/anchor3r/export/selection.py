@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anchor3r.export.cameras import retaken
 from anchor3r.geometry import Pinhole
 from anchor3r.io.pointcloud import Cloud, random_subset, voxel_downsampled
 from anchor3r.store import LIKELY, ONLINE, Map, PointMap
+from anchor3r.store.fused import FusedSurface
 from anchor3r.trajectory import FramePose, Trajectory
 
 POINT_BUDGET = 1_000_000
@@ -35,6 +37,10 @@ class Selection:
     """Of more points, a random subset of this size is taken."""
     camera: Pinhole | None = None
     """The camera that all frames are to have; None leaves each its own."""
+    fused: FusedSurface | None = None
+    """Whose vertices the points are; None takes the point maps of the frames."""
+    fused_frames: NDArray[np.int64] | None = None
+    """Frames to whose first sight the fused points are cut; None takes all."""
 
     def limited(self) -> Selection:
         """The same with a budget of points, for readers that load them as a whole."""
@@ -42,18 +48,23 @@ class Selection:
 
     def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:
         """The chosen points, batch by batch; `scratch` is where a large voxel grid may spill to."""
-        clouds = map_clouds(
+        clouds = self._all_clouds()
+        if self.voxel is not None:
+            clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
+        if self.max_points is not None:
+            return iter([random_subset(clouds, self.max_points)])
+        return clouds
+
+    def _all_clouds(self) -> Iterator[Cloud]:
+        if self.fused is not None:
+            return self.fused.clouds(self.min_confidence, self.fused_frames)
+        return map_clouds(
             self.scene_map,
             poses=self.poses,
             min_confidence=self.min_confidence,
             frames=self.trajectory.frames.tolist(),
             camera=self.camera,
         )
-        if self.voxel is not None:
-            clouds = voxel_downsampled(clouds, self.voxel, scratch=scratch)
-        if self.max_points is not None:
-            return iter([random_subset(clouds, self.max_points)])
-        return clouds
 
 
 def map_clouds(

@@ -7,7 +7,7 @@ spread over the frames. Memory holds the points and their observations, never mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,8 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
+from anchor3r.io.pointcloud import Cloud
 from anchor3r.store import LIKELY, PointMap
-from anchor3r.trajectory import FramePose
+from anchor3r.trajectory import FramePose, Trajectory
+
+_CELL = 8
+"""Side in pixels of the cells in which the nearest points of a surface hide those behind them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +162,52 @@ def build_tracks(
     for pose, point_map, camera in frames:
         builder.add(pose, point_map, camera)
     return builder.tracks()
+
+
+def tracks_of_surface(
+    surface: Cloud, trajectory: Trajectory, cameras: Sequence[Pinhole], config: TrackConfig
+) -> Tracks:
+    """Which frames see the points (n) of a fused surface: those that look at its front, nothing in between.
+
+    A point is looked for at most `memory_frames` frames, those that see it from nearest by.
+    """
+    points, normals = surface.points.astype(np.float64), surface.normals
+    assert normals is not None, "fused points have normals"
+    found: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]] = []
+    for k, camera in enumerate(cameras):
+        pose = trajectory.pose(k)
+        facing = np.flatnonzero(np.einsum("ni,ni->n", normals, pose.center - points) > 0)
+        in_camera = (points[facing] - pose.center) @ pose.rotation.T
+        shown = _in_front(in_camera, camera, config.depth_tolerance)
+        pixel = camera.project(in_camera[shown]).astype(np.float64)
+        found.append((facing[shown], np.full(len(shown), k, np.int64), pixel, in_camera[shown, 2]))
+    point, view, pixel, depth = (np.concatenate([row[c] for row in found]) for c in range(4))
+    order = np.lexsort((view, depth, point))
+    starts = np.searchsorted(point[order], np.arange(len(points)))
+    rank = np.arange(len(order)) - starts[point[order]]
+    kept = order[rank < config.memory_frames]
+    num_views = np.bincount(point[kept], minlength=len(points))
+    good = num_views >= config.min_views
+    kept = kept[good[point[kept]]]
+    kept = kept[np.lexsort((point[kept], view[kept]))]
+    return Tracks(
+        points=points[good],
+        colours=surface.colours[good],
+        point=(np.cumsum(good) - 1)[point[kept]],
+        view=view[kept],
+        pixel=pixel[kept],
+    )
+
+
+def _in_front(in_camera: NDArray[np.float64], camera: Pinhole, tolerance: float) -> NDArray[np.int64]:
+    """Rows of the points that are in the image and, in their cell of some pixels, the nearest."""
+    cells = (-(-camera.height // _CELL), -(-camera.width // _CELL))
+    v, u = _cell_indices(in_camera, camera, cells)
+    inside = np.flatnonzero(v >= 0)
+    cell = v[inside] * cells[1] + u[inside]
+    nearest = np.full(cells[0] * cells[1], np.inf)
+    np.minimum.at(nearest, cell, in_camera[inside, 2])
+    return inside[in_camera[inside, 2] <= (1 + tolerance) * nearest[cell]]
 
 
 def _cells(pose: FramePose, point_map: PointMap, camera: Pinhole, min_confidence: float) -> _Seen:

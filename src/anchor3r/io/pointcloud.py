@@ -11,6 +11,7 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +36,7 @@ _VERTEX = np.dtype(
     + [(channel, "u1") for channel in ("red", "green", "blue")]
     + [("confidence", "<f4")]
 )
+_VERTEX_WITH_NORMAL = np.dtype(_VERTEX.descr + [(f"n{axis}", "<f4") for axis in "xyz"])
 _PCD_POINT = np.dtype([(name, "<f4") for name in ("x", "y", "z", "rgb", "confidence")])
 _PLY_TYPES = {"<f4": "float", "|u1": "uchar"}
 
@@ -49,28 +51,40 @@ class Cloud:
     """(n, 3) RGB"""
     confidence: NDArray[np.float32]
     """(n,)"""
+    normals: NDArray[np.float32] | None = None
+    """(n, 3) unit vectors; None where they are not known"""
 
     def __len__(self) -> int:
         return len(self.points)
 
     def select(self, which: NDArray[Any]) -> Cloud:
         """The points of a boolean mask or an index array."""
-        return Cloud(self.points[which], self.colours[which], self.confidence[which])
+        normals = None if self.normals is None else self.normals[which]
+        return Cloud(self.points[which], self.colours[which], self.confidence[which], normals)
 
     @staticmethod
     def joined(clouds: Sequence[Cloud]) -> Cloud:
-        """All points in one batch."""
+        """All points in one batch, with normals if every one of them has its own."""
         none = Cloud(np.empty((0, 3), np.float32), np.empty((0, 3), np.uint8), np.empty(0, np.float32))
-        clouds = [none, *clouds]
+        clouds = [none, *(cloud for cloud in clouds if len(cloud))]
+        normals = [cloud.normals for cloud in clouds if cloud.normals is not None]
+        complete = len(normals) == len(clouds) - 1 > 0
         return Cloud(
             np.concatenate([cloud.points for cloud in clouds]),
             np.concatenate([cloud.colours for cloud in clouds]),
             np.concatenate([cloud.confidence for cloud in clouds]),
+            np.concatenate(normals) if complete else None,
         )
 
 
 def write_ply(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -> int:
-    """Writes a binary PLY with colours and confidence as its points come; returns their number."""
+    """Writes a binary PLY with colours and confidence as its points come; returns their number.
+
+    With normals too, if the first of the points have any.
+    """
+    clouds = iter(clouds)
+    first = next(clouds, Cloud.joined([]))
+    dtype = _VERTEX if first.normals is None else _VERTEX_WITH_NORMAL
 
     def header(count: int) -> str:
         lines = [
@@ -79,12 +93,12 @@ def write_ply(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -
             f"comment {comment}",
             f"comment {'-' * (20 - len(str(count)))}",
             f"element vertex {count}",
-            *(f"property {_PLY_TYPES[_VERTEX[name].str]} {name}" for name in _VERTEX.names or ()),
+            *(f"property {_PLY_TYPES[dtype[name].str]} {name}" for name in dtype.names or ()),
             "end_header",
         ]
         return "\n".join(lines) + "\n"
 
-    return _write_records(path, clouds, header, _vertices)
+    return _write_records(path, chain([first], clouds), header, lambda cloud: _vertices(cloud, dtype))
 
 
 def write_pcd(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -> int:
@@ -143,11 +157,15 @@ def insist_on_points(count: int, path: Path | str) -> None:
         )
 
 
-def _vertices(cloud: Cloud) -> NDArray[np.void]:
-    vertices = np.empty(len(cloud), _VERTEX)
+def _vertices(cloud: Cloud, dtype: np.dtype[Any]) -> NDArray[np.void]:
+    vertices = np.empty(len(cloud), dtype)
     for k, (axis, channel) in enumerate(zip("xyz", ("red", "green", "blue"), strict=True)):
         vertices[axis], vertices[channel] = cloud.points[:, k], cloud.colours[:, k]
     vertices["confidence"] = cloud.confidence
+    if dtype == _VERTEX_WITH_NORMAL and len(cloud):
+        assert cloud.normals is not None, "either all points of a file have normals or none"
+        for k, axis in enumerate("xyz"):
+            vertices[f"n{axis}"] = cloud.normals[:, k]
     return vertices
 
 

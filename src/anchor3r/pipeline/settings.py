@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,6 +10,7 @@ from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
+from anchor3r.predictors.confidence import LIKELY
 from anchor3r.predictors.interface import Dtype
 
 NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
@@ -17,6 +19,7 @@ _MOST_PLACES = 1_000
 """Earlier places for one keyframe: each is measured, so that more would be a search through all pairs."""
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
+Depths = Literal["measured", "predicted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,41 @@ class DensifySettings:
 
     def __post_init__(self) -> None:
         _insist_on_ranges(self, size=LIMITS.image_side, every=LIMITS.frames, threads=LIMITS.threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FuseSettings:
+    """How the depths of a map become one surface."""
+
+    poses: str | None = None
+    """online, or the name of a refinement; the refined ones if there are any."""
+    depths: Depths = "measured"
+    """measured are those of anchor3r densify, predicted the point maps that the predictor gave as it
+    mapped: a network's dense ones are worth it, those of features are interpolated between few points."""
+    voxel: float | None = None
+    """Side of a voxel in the map's unit, below which nothing is resolved; if not given, three pixels of the
+    depth images at their median depth."""
+    confidence: float = LIKELY
+    """Leave out depths that are less likely than this to be within 5 %."""
+    min_views: int = 3
+    """Keep surfaces that so many images saw."""
+    min_component: int = 200
+    """Leave out pieces of surface with fewer vertices than this that nothing holds to the rest."""
+    truncation: float = 4.0
+    """Distance from a surface in voxels over which depths are averaged: more for noisier depths, less for
+    thinner things."""
+    memory_mb: int = 400
+    """Memory for voxels; what is more waits in a temporary file in the folder of the map."""
+
+    def __post_init__(self) -> None:
+        if self.voxel is not None and not (math.isfinite(self.voxel) and self.voxel > 0):
+            raise Anchor3RError(f"--voxel must be a positive length, not {self.voxel}")
+        if not 0 <= self.confidence <= 1:
+            raise Anchor3RError(f"--confidence is a probability between 0 and 1, not {self.confidence}")
+        for name, least in (("min_views", 1), ("min_component", 0), ("truncation", 2), ("memory_mb", 16)):
+            if getattr(self, name) < least:
+                option = name.replace("_", "-")
+                raise Anchor3RError(f"--{option} must be at least {least}, not {getattr(self, name)}")
 
 
 def _insist_on_ranges(settings: MapSettings | RefineSettings | DensifySettings, **most: int) -> None:

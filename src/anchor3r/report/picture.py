@@ -21,6 +21,7 @@ from anchor3r.framing import bounds, oblique_axes, standing_point, top_axes, upw
 from anchor3r.io.files import replacing
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import LIKELY, Map
+from anchor3r.store.fused import FusedSurface, fused_surface
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 if TYPE_CHECKING:
@@ -145,7 +146,12 @@ def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
 def _points(
     scene_map: Map, name: str, poses: Trajectory, min_confidence: float, max_points: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.bool_], int]:
-    """Points, normals, colours and whether they are below their camera; how many were not sure enough."""
+    """Points, normals, colours and whether they are below their camera; how many were not sure enough.
+
+    Those of the fused surface, if there is one of these poses, else those of the frames.
+    """
+    if (fused := fused_surface(scene_map, name)) is not None:
+        return _fused_points(fused, poses, min_confidence, max_points)
     frames = poses.frames[:: -(-len(poses) // min(MAX_FRAMES, max_points))].tolist()
     up, rng, num_hidden = upward(poses), np.random.default_rng(0), 0
     points, normals = [np.empty((0, 3), np.float32)], [np.empty((0, 3), np.float32)]
@@ -163,6 +169,23 @@ def _points(
         below.append((points[-1] - pose.center) @ up <= 0)
     columns = np.concatenate(points), np.concatenate(normals), np.concatenate(colours), np.concatenate(below)
     return *columns, num_hidden
+
+
+def _fused_points(
+    fused: FusedSurface, poses: Trajectory, min_confidence: float, max_points: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.bool_], int]:
+    """The same of a fused surface, evenly from all over it."""
+    frame = fused.mesh.vertices["frame"]
+    here = np.isin(frame, poses.frames)
+    sure = here & (fused.mesh.vertices["confidence"] >= min_confidence)
+    chosen = np.flatnonzero(sure)
+    if len(chosen) > max_points:
+        chosen = np.sort(np.random.default_rng(0).choice(chosen, max_points, replace=False))
+    points = fused.mesh.points(chosen)
+    seen_from = poses.center[np.searchsorted(poses.frames, frame[chosen])]
+    below = (points - seen_from) @ upward(poses) <= 0
+    num_hidden = int(here.sum() - sure.sum())
+    return points, fused.mesh.normals(chosen), fused.mesh.colours(chosen), below, num_hidden
 
 
 def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -429,6 +429,10 @@ class Map:
         predictor = str(self.meta.get("identity", {}).get("predictor", ""))
         return replace(point_map, confidence=from_old_map(point_map.confidence, predictor))
 
+    def frames_with_points(self) -> NDArray[np.int64]:
+        """(n,) frames that have a point map, ascending"""
+        return np.array([row[0] for row in self._all("SELECT frame FROM points ORDER BY frame")], np.int64)
+
     def iter_points(
         self, name: str = ONLINE, frames: Iterable[int] | None = None
     ) -> Iterator[tuple[FramePose, PointMap]]:

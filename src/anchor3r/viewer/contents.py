@@ -6,13 +6,15 @@ import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.store import ONLINE, Loop, Map, load_map
+from anchor3r.store import ONLINE, Loop, Map, PointMap, best_poses, load_map
 from anchor3r.store.database import DATABASE
+from anchor3r.store.fused import FusedSurface, fused_or_reason
 from anchor3r.store.pointmaps import resized
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
 from anchor3r.viewer.levels import Levels, LevelsConfig, load_levels, save_levels, to_world
@@ -63,9 +65,11 @@ class MapContents:
         self.num_frames = 0
         self.num_expected: int | None = None
         self.levels = Levels(self._config)
-        self._identity = self._scene_map.meta.get("identity")
-        load_levels(self.levels, self.folder, self._identity)
-        self._num_cached = len(self.levels)
+        self._fused: tuple[FusedSurface, Trajectory] | None = None
+        self._identity: Any = None
+        self._is_begun = False
+        self._frames_with_points: NDArray[np.int32] | None = None
+        self._num_cached = 0
         self.camera = lru_cache(maxsize=512)(self._camera)
 
     def refresh(self) -> bool:
@@ -88,7 +92,31 @@ class MapContents:
         self.num_frames = self._scene_map.num_frames
         self.num_expected = self._scene_map.meta.get("num_frames")
         self._version = version
+        self._choose_points()
         return True
+
+    def _choose_points(self) -> None:
+        """Those of the fused surface, if there is one of the best poses as they are, else the frames'."""
+        best = best_poses(self.trajectories)
+        fused, reason = fused_or_reason(self._scene_map, best)
+        self._fused = None if fused is None else (fused, self.trajectories[best])
+        self._frames_with_points = None if fused is None else np.unique(fused.mesh.vertices["frame"])
+        self.notes = [f"{reason}. The points are those of the frames."] if reason else []
+        identity = self._scene_map.meta.get("identity")
+        if fused is not None:
+            identity = {"map": identity, "fused": fused.identity, "vertices": len(fused)}
+        if identity == self._identity and self._is_begun:
+            return
+        self._identity, self._is_begun = identity, True
+        self.levels = Levels(self._config)
+        load_levels(self.levels, self.folder, identity)
+        self._num_cached = len(self.levels)
+
+    def _points(self, frame: int) -> PointMap | None:
+        if self._fused is None:
+            return self._scene_map.points(frame)
+        fused, poses = self._fused
+        return fused.seen_first_in(frame, poses)
 
     @property
     def online(self) -> Trajectory:
@@ -99,7 +127,7 @@ class MapContents:
         ends_s = time.monotonic() + seconds
         while pending := self.levels.pending(self.online):
             for k in pending:
-                self.levels.build(k, self.online, self._scene_map.points)
+                self.levels.build(k, self.online, self._points, self._frames_with_points)
                 if time.monotonic() > ends_s:
                     return False
         if len(self.levels) >= _CACHE_GROWTH * self._num_cached:

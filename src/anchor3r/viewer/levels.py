@@ -163,15 +163,29 @@ class Levels:
     def _rows(self, k: int) -> slice:
         return slice(k * self.config.segment_poses, (k + 1) * self.config.segment_poses)
 
-    def build(self, k: int, online: Trajectory, read_points: ReadPoints) -> None:
-        """Reads the k-th segment: roughly if it is one of many unseen ones, else thoroughly."""
+    def build(
+        self,
+        k: int,
+        online: Trajectory,
+        read_points: ReadPoints,
+        with_points: NDArray[np.integer] | None = None,
+    ) -> None:
+        """Reads the k-th segment: roughly if it is one of many unseen ones, else thoroughly.
+
+        with_points: the only frames that have points, where these lie unevenly among the frames.
+        """
         config = self.config
         part = online.select(self._rows(k))
         step, most = 1, config.points_read
         if k not in self.segments and len(online) > config.first_look_frames:
             step, most = min(len(part), -(-len(online) // config.first_look_frames)), config.first_look_points
         share = most * len(part) // len(online)
-        raw = _raw_points(part.frames[::step].tolist(), read_points, min(share, config.segment_points))
+        frames, most = part.frames[::step], min(share, config.segment_points)
+        if with_points is None:
+            raw = _raw_points(frames.tolist(), read_points, most)
+        else:
+            frames = part.frames[np.isin(part.frames, with_points)]
+            raw = _thinned([_valid(frame, read_points(frame), most) for frame in frames.tolist()], most)
         points = self._with_levels(raw, part) if len(raw) else raw
         self.segments[k] = Segment(_checksum(online, self._rows(k)), step == 1, points)
         self.revision += 1
@@ -244,6 +258,14 @@ def _raw_points(frames: list[int], read_points: ReadPoints, most: int) -> LevelP
     """LevelPoints of these frames, about equally many of each and at most `most` together."""
     share = max(1, most // max(1, len(frames)))
     return LevelPoints.concatenated([_valid(frame, read_points(frame), share) for frame in frames])
+
+
+def _thinned(parts: list[LevelPoints], most: int) -> LevelPoints:
+    """All points, or at most so many of them, evenly from all of them."""
+    points = LevelPoints.concatenated(parts)
+    if len(points) <= most:
+        return points
+    return points.select(np.linspace(0, len(points), most, endpoint=False).astype(np.int64))
 
 
 def _valid(frame: int, point_map: PointMap | None, most: int) -> LevelPoints:

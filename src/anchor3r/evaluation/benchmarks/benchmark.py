@@ -28,8 +28,8 @@ Rectify = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
 class CloudProtocol:
     """How a reconstructed cloud is compared: after the trajectory's alignment, without ICP."""
 
-    f1_threshold_m: float = 0.25
-    """Points nearer than this count as right."""
+    f1_thresholds_m: tuple[float, ...] = (0.25, 0.05)
+    """Points nearer than each of these count as right."""
     num_points: int = 100_000
     """Random points a side."""
     seed: int = 0
