@@ -248,7 +248,7 @@ def read_depth(
 
 
 def _readable_formats() -> list[str]:
-    """Of the formats that an image may have, those that Pillow reads here: HEIF only once it is registered."""
+    """The formats of an image that Pillow reads here: HEIF only once it is registered."""
     Image.init()
     return [name for name in _IMAGE_FORMATS if name in Image.OPEN]
 
