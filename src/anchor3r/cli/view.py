@@ -37,8 +37,8 @@ def view(
 
     Args:
         folder: Folder of the map.
-        host: Address to serve at. The usual one is reached from this machine alone; with 0.0.0.0 everybody who
-            reaches this machine sees the map, without a password.
+        host: Address to serve at. The usual one is reached from this machine alone; with 0.0.0.0 everybody
+            who reaches this machine sees the map, without a password.
         port: Port to serve at, or the next free one.
         save: Instead of serving, write a page into this folder, index.html, that any browser opens by itself.
         points: Most points in a saved page.
@@ -103,7 +103,7 @@ def _warn_of_strangers(host: str) -> None:
 
     if not is_loopback(host):
         print(
-            f"anchor3r: served at {host}: everybody who reaches this machine sees the map, without a password",
+            f"anchor3r: at {host} everybody who reaches this machine sees the map, without a password",
             file=sys.stderr,
         )
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.files import replacing
 from anchor3r.io.g2o import write_g2o
 from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.trajectory import Trajectory
@@ -34,6 +33,5 @@ def write_pose_graph(path: Path | str, graph: MotionGraph, trajectory: Trajector
         information=edges.information * step[:, :, None] * step[:, None, :],
     )
     in_one_scale = MotionGraph(in_map_scale)
-    with replacing(path) as file:
-        write_g2o(Path(file.name), in_one_scale, trajectory.frames, trajectory.camera_from_world)
+    write_g2o(Path(path), in_one_scale, trajectory.frames, trajectory.camera_from_world)
     return len(edges)

@@ -198,7 +198,8 @@ def opened_image(path: str | Path | BinaryIO) -> Image.Image:
     """An image file, not decoded yet; a ValueError if it is too large, or no ordinary file."""
     if isinstance(path, str | Path) and not os.path.isfile(path):
         raise ValueError("it is no file")
-    image = Image.open(path, formats=_IMAGE_FORMATS)
+    Image.init()  # HEIF and AVIF are known only where their libraries are installed
+    image = Image.open(path, formats=[name for name in _IMAGE_FORMATS if name in Image.OPEN])
     if image.width * image.height > LIMITS.pixels:
         image.close()
         raise ValueError(f"it has {image.width}×{image.height} pixels, more than {LIMITS.pixels:,}")
