@@ -103,7 +103,7 @@ def _warn_of_strangers(host: str) -> None:
 
     if not is_loopback(host):
         print(
-            f"anchor3r: served at {host}: everybody who reaches it sees the map, without a password",
+            f"anchor3r: at {host} everybody who reaches this machine sees the map, without a password",
             file=sys.stderr,
         )
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
-from anchor3r.io.files import replacing
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.pose_graph.edges import MotionGraph
@@ -307,8 +306,7 @@ def _write_graph(chosen: Selection, out: Path) -> str:
         translation=edges.translation * scale[:, None],
         information=edges.information * step[:, :, None] * step[:, None, :],
     )
-    with replacing(out) as file:
-        write_g2o(Path(file.name), MotionGraph(in_map_scale), trajectory.frames, trajectory.camera_from_world)
+    write_g2o(out, MotionGraph(in_map_scale), trajectory.frames, trajectory.camera_from_world)
     return f"{len(trajectory)} poses and {len(edges)} edges"
 
 

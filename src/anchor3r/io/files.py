@@ -95,8 +95,7 @@ def unfinished_name(path: Path) -> Path:
 def open_exclusively(path: Path) -> BinaryIO:
     """A new file to write and read, in place of what an interrupted run may have left; follows no link."""
     path.unlink(missing_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "w+b")
+    return open(path, "x+b")
 
 
 def _insist_on_own(unfinished: Path, own: os.stat_result, path: Path) -> None:

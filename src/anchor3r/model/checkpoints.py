@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.files import replacing, unfinished_name
+from anchor3r.io.files import check_output
 from anchor3r.io.inputs import DAMAGED, insist_on_file
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin")
@@ -33,8 +34,15 @@ def save_checkpoint(path: Path | str, tensors: Mapping[str, Tensor], *, config: 
     if path.suffix != ".safetensors":
         raise Anchor3RError(f"{path}: weights are written as .safetensors; give the file that suffix")
     contiguous = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    with replacing(path):  # which has made the file; written by name, as a second copy may not fit in memory
-        save_file(contiguous, unfinished_name(path), metadata={"config": config})
+    check_output(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # In a folder that nobody else knows: the library writes to a name, and bytes of it all may not fit.
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as own:
+            save_file(contiguous, Path(own) / path.name, metadata={"config": config})
+            os.replace(Path(own) / path.name, path)
+    except (OSError, SafetensorError) as error:
+        raise Anchor3RError(f"cannot write {path} ({error}); choose another place") from error
 
 
 def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], str | None]:

@@ -24,6 +24,7 @@ from anchor3r.geometry import SE3, rotation_from_quat
 from anchor3r.io.inputs import read_arrays
 from anchor3r.io.tables import rigid_motions
 from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
+from anchor3r.limits import LIMITS
 from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.ground_truth import point_map_of
@@ -35,6 +36,9 @@ from anchor3r.trajectory import Trajectory, nearest_in_time
 
 _MAX_GRID_SIDE = 128
 """Longer side of the point maps that are kept of depth images."""
+
+
+_LARGEST_SETTING = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +64,18 @@ class ImportSettings:
     """Keep a small JPEG of every frame, for loop closure and viewing."""
 
     def __post_init__(self) -> None:
-        if self.window < 2:
-            raise Anchor3RError(f"a window has at least 2 frames, not {self.window}; choose a larger window")
+        if not 2 <= self.window <= LIMITS.window:
+            raise Anchor3RError(f"--window must lie in 2 … {LIMITS.window}, not {self.window}")
         positive = (
             self.max_time_difference,
             self.rotation_sigma_deg,
             self.translation_sigma,
             self.depth_units,
         )
-        if min(positive) <= 0:
+        if not all(0 < value < _LARGEST_SETTING for value in positive):
             raise Anchor3RError(
-                "max_time_difference, rotation_sigma_deg, translation_sigma and depth_units must be positive"
+                "max_time_difference, rotation_sigma_deg, translation_sigma and depth_units must be positive "
+                f"and below {_LARGEST_SETTING:g}"
             )
 
 

@@ -209,7 +209,8 @@ def opened_image(path: str | Path | BinaryIO) -> Image.Image:
     """An image file, not decoded yet; a ValueError if it is too large, or no ordinary file."""
     if isinstance(path, str | Path) and not os.path.isfile(path):
         raise ValueError("it is no file")
-    image = Image.open(path, formats=_readable_formats())
+    Image.init()  # HEIF and AVIF are known only where their libraries are installed
+    image = Image.open(path, formats=[name for name in _IMAGE_FORMATS if name in Image.OPEN])
     if image.width * image.height > LIMITS.pixels:
         image.close()
         raise ValueError(f"it has {image.width}×{image.height} pixels, more than {LIMITS.pixels:,}")
@@ -245,12 +246,6 @@ def read_depth(
             "resize one to the other, or remove the depth images"
         )
     return np.where(depth == invalid, 0, depth).astype(np.float32) / np.float32(units_per_m)
-
-
-def _readable_formats() -> list[str]:
-    """The formats of an image that Pillow reads here: HEIF only once it is registered."""
-    Image.init()
-    return [name for name in _IMAGE_FORMATS if name in Image.OPEN]
 
 
 def _undecodable(path: str | Path | BinaryIO, reason: str) -> UndecodableFrameError:

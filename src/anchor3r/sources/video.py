@@ -84,11 +84,12 @@ class VideoInput:
         if not isinstance(stream, VideoStream):
             container.close()
             raise Anchor3RError(f"{self.uri} holds no video that can be decoded; {self.remedy()}")
-        if stream.width * stream.height > LIMITS.pixels:
-            size = f"{stream.width}×{stream.height}"
+        codec = stream.codec_context
+        width, height = (0, 0) if codec is None else (codec.width, codec.height)
+        if width * height > LIMITS.pixels:
             container.close()
             raise Anchor3RError(
-                f"{self.uri} has frames of {size}, more than {LIMITS.pixels:,} pixels; scale it"
+                f"{self.uri} is {width}×{height}, more than {LIMITS.pixels:,} pixels; scale it"
             )
         return container
 
