@@ -26,7 +26,7 @@ def test_a_slanted_plane_is_measured_between_the_planes_of_the_sweep(poses: list
     error = np.abs(found.inverse / true - 1)
     # Forward motion tells nothing at the point that the camera moves to.
     assert np.median(error) < (0.01 if poses is SIDES else 0.03)
-    assert np.mean(error < 0.05) > (0.9 if poses is SIDES else 0.6)
+    assert np.mean(error < 0.05) > (0.85 if poses is SIDES else 0.6)
     if poses is SIDES:
         angle = np.degrees(np.arccos(np.clip(found.normals(CAMERA) @ -normal, -1, 1)))
         assert np.median(angle) < 10
