@@ -38,6 +38,7 @@ def map_source(
     camera: tyro.conf.OmitArgPrefixes[CameraOptions] = NOTHING_STATED,
     resume: Switch = False,
     overwrite: Switch = False,
+    dense: Switch = False,
     view: Switch = False,
     rerun: str | None = None,
     verbose: Switch = False,
@@ -58,6 +59,7 @@ def map_source(
         camera: What is known beyond what the source says.
         resume: Go on with the map in that folder, if there is one.
         overwrite: Replace the map in that folder, if there is one.
+        dense: Then measure the depth of keyframes, as `anchor3r densify` does; again after `anchor3r refine`.
         verbose: Say more on the standard error, such as what auto stands for and why.
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
@@ -87,7 +89,23 @@ def map_source(
         ):
             stream(run, show)
         summary = run.summary()
-        _tell(summary, as_json=as_json)
+        if not dense or summary["failure"] is not None:
+            _tell(summary, as_json=as_json)
+            return
+    _densify(out, settings.threads, summary, as_json=as_json)
+
+
+def _densify(out: Path, threads: int | None, summary: dict[str, Any], *, as_json: bool) -> None:
+    """Measures depth in a map that is finished, and tells of both."""
+    from anchor3r.cli import densify
+    from anchor3r.pipeline.densify import densify_map
+    from anchor3r.pipeline.settings import DensifySettings
+
+    if not as_json:
+        _tell(summary, as_json=False)
+    with densify.told_how_to_go_on(out), densify.densifying_progress() as show:
+        depths = densify_map(out, DensifySettings(threads=threads), progress=show)
+    print(json.dumps(summary | {"dense": depths}) if as_json else densify.in_words(depths), flush=True)
 
 
 def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
