@@ -38,6 +38,8 @@ USES: dict[str, set[str]] = {
     "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops", "dense"},
     "report": {"io", "predictors", "pose_graph", "store", "pipeline", "export"},
     "viewer": {"io", "predictors", "store"},
+    "workers": {"io"},
+    "batch": {"io", "sources", "store", "pipeline", "export", "report", "evaluation", "workers"},
     "datasets": {"io", "sources", "store"},
     "training": {"worlds", "sources", "model", "io", "store", "datasets"},
     "evaluation": {
@@ -50,6 +52,7 @@ USES: dict[str, set[str]] = {
         "loops",
         "pipeline",
         "model",
+        "workers",
     },
 }
 """The layering. `docs/architecture.md` draws it and says why."""

@@ -25,6 +25,7 @@ from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import Frame, Source
 from anchor3r.store import OFFLINE, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
+from anchor3r.workers import WorkerSettings
 
 EXACT = MapAndRefine(mapping=MapSettings(predictor="ground-truth", window=4))
 
@@ -207,7 +208,7 @@ def test_several_at_once(kitti_miniature: Callable[..., Path], tmp_path: Path) -
         tmp_path / "out",
         EXACT,
         sequences=("00", "03"),
-        jobs=2,
+        workers=WorkerSettings(workers=2),
         finished=lambda name, result: seen.append(name),
     )
     assert sorted(seen) == list(results.sequences) == ["00", "03"]

@@ -44,7 +44,7 @@ OPTIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "evaluate-map": (["evaluate", "map", "map", "--out", "out"], ("--align", "--poses")),
     "worlds": (
         ["evaluate", "worlds", "--out", "out", "--seeds", "x"],
-        ("--seeds", "--motions", "--frames", "--jobs", "--threads"),
+        ("--seeds", "--motions", "--frames", "--workers", "--threads"),
     ),
     "import": (
         ["import", "map.tum", "--source", SMALL, "--out", "out"],

@@ -13,6 +13,7 @@ import tyro
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.workers import WorkerSettings
 
 if TYPE_CHECKING:
     from anchor3r.evaluation.benchmarks import Benchmark
@@ -24,7 +25,7 @@ Align = Literal["sim3", "se3", "none"]
 OFFLINE = "offline"
 _MOST_SEEDS = 100_000
 _MAPPING = MapSettings()
-_REFINING = RefineSettings()
+_REFINING, _WORKERS = RefineSettings(), WorkerSettings()
 _AS_PUBLISHED = RefineSettings(method="paper")
 
 
@@ -122,7 +123,7 @@ def worlds(
     stream_seeds: str = "101",
     offline: bool = False,
     refine: RefineSettings = _REFINING,
-    jobs: int = 1,
+    workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
     keep_maps: bool = False,
 ) -> None:
     """Procedural worlds that nothing was trained on: what a predictor reaches, next to what it should.
@@ -141,7 +142,7 @@ def worlds(
         stream_seeds: and its worlds.
         offline: Refine each map by loop closure and motion averaging, and score that as well.
         refine: How it is refined then.
-        jobs: Worlds at once.
+        workers: Where worlds run.
         keep_maps: Keep the maps, too.
     """
     from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
@@ -159,7 +160,7 @@ def worlds(
         out,
         MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
         sequences=names,
-        jobs=_checked(jobs),
+        workers=workers,
         keep_maps=keep_maps,
         finished=_print_finished,
     )
@@ -176,7 +177,7 @@ def variants(
     intervals: tuple[int, ...] = (5, 10, 15),
     settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
     refine: RefineSettings = _AS_PUBLISHED,
-    jobs: int = 1,
+    workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
     max_frames: int | None = None,
     frames: int | None = None,
 ) -> None:
@@ -197,7 +198,7 @@ def variants(
         intervals: Distances of loop keyframes, one row each.
         settings: How a sequence becomes a map; its predictor is one of the front-ends.
         refine: How maps are refined, but for loops and interval.
-        jobs: Sequences at once.
+        workers: Where sequences run.
         max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         frames: Of worlds, how many frames they have.
     """
@@ -216,7 +217,7 @@ def variants(
                 out / front_end.name,
                 front_end,
                 sequences=_names(sequences),
-                jobs=_checked(jobs),
+                workers=workers,
                 max_frames=max_frames,
                 finished=_print_finished,
             )
@@ -411,7 +412,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
         settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
         offline: bool = False,
         refine: RefineSettings = _REFINING,
-        jobs: int = 1,
+        workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
         max_frames: int | None = None,
     ) -> None:
         """
@@ -425,7 +426,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             settings: How a sequence becomes a map.
             offline: Refine each map by loop closure and motion averaging, and score that as well.
             refine: How it is refined then.
-            jobs: Sequences at once.
+            workers: Where sequences run.
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         """
         from anchor3r.evaluation.benchmarks import BENCHMARKS
@@ -438,7 +439,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             out,
             MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
             sequences=_names(sequences),
-            jobs=_checked(jobs),
+            workers=workers,
             max_frames=max_frames,
             finished=_print_finished,
         )
@@ -465,12 +466,6 @@ def _numbers(text: str) -> list[int]:
             raise Anchor3RError(f"seeds {part!r} are more than {_MOST_SEEDS:,}; name fewer")
         numbers += range(low, high + 1)
     return numbers
-
-
-def _checked(jobs: int) -> int:
-    if not 1 <= jobs <= LIMITS.threads:
-        raise Anchor3RError(f"--jobs must lie in 1 … {LIMITS.threads}, not {jobs}")
-    return jobs
 
 
 def _print_finished(name: str, result: SequenceResult) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "report": ("report:report", "write a page about a map: figures, pictures, loops, warnings"),
     "solve": ("solve:solve", "solve any motion graph: relative poses in, camera poses out"),
     "evaluate": ("evaluate:evaluate", "compare a trajectory, a map or whole data sets with ground truth"),
+    "batch": ("batch:batch", "map, refine, score and export many sequences, here or on a cluster"),
     "world": ("world:world", "write a synthetic sequence with exact ground truth"),
     "train": ("train:train", "train a network, on one CPU or on many GPUs"),
     "data": ("data:COMMANDS", "list, check and pack the data sets that networks are trained on"),

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +27,7 @@ from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.predictors.loading import weights_file
 from anchor3r.sources import Source
 from anchor3r.store import load_map
+from anchor3r.workers import WorkerSettings, run_jobs
 
 
 class MapFunction(Protocol):
@@ -209,7 +207,7 @@ def run_benchmark(
     map_function: MapFunction,
     *,
     sequences: Sequence[str] = (),
-    jobs: int = 1,
+    workers: WorkerSettings | None = None,
     max_frames: int | None = None,
     keep_maps: bool = True,
     finished: Callable[[str, SequenceResult], None] = lambda name, result: None,
@@ -238,7 +236,10 @@ def run_benchmark(
         config=_as_json(map_function.config),
     )
     done: dict[str, SequenceResult] = {}
-    for name, result in _completed(work, jobs):
+    for outcome in run_jobs({job.sequence: job.run for job in work}, workers or WorkerSettings()):
+        if outcome.error is not None:
+            raise Anchor3RError(f"{outcome.name}: {outcome.error}")
+        name, result = outcome.name, outcome.result
         done[name] = result
         results.sequences = {name: done[name] for name in names if name in done}
         results.save(out / "results.json")
@@ -246,27 +247,6 @@ def run_benchmark(
     with replacing(out / "table.md") as file:
         file.write(run_tables([results], benchmark.protocol.metrics).encode() + b"\n")
     return results
-
-
-def _completed(work: Sequence[SequenceJob], jobs: int) -> Iterator[tuple[str, SequenceResult]]:
-    """Results as they come; the first error stops what has not begun."""
-    if jobs == 1 or len(work) == 1:
-        yield from ((job.sequence, job.run()) for job in work)
-        return
-    # Fresh processes: forking one that has started threads (torch, prefetching) can hang.
-    jobs = min(jobs, len(work))
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _take_share, (jobs,)) as pool:
-        futures = {pool.submit(job.run): job.sequence for job in work}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _take_share(jobs: int) -> None:
-    """Leaves the other processes their cores: torch reads this when it is first imported."""
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _difference(earlier: Any, wanted: Any, path: str = "") -> str:

@@ -1,0 +1,108 @@
+"""Many sequences from one table: results, failures, going on, shards, and manifests that are wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from anchor3r.batch import read_manifest
+from anchor3r.cli.main import main
+from anchor3r.errors import Anchor3RError
+
+WORLD = "world:{}?motion=driving&frames=12&width=64&height=48"
+TRUTH = "ground-truth:0.2,0.02"
+
+
+def write_manifest(path: Path) -> Path:
+    path.write_text(
+        "source,name,stop,refine,export,predictor\n"
+        f'"{WORLD.format(1)}",first,,no,tum,"{TRUTH}"\n'
+        f'"{WORLD.format(2)}",,8,yes,,"{TRUTH}"\n'
+        "no/such/video.mp4,broken,,,,\n"
+    )
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main(["batch", *map(str, arguments)])
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    with open(path) as file:
+        return {row["name"]: row for row in csv.DictReader(file)}
+
+
+def test_a_table_is_mapped_and_a_broken_row_fails_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    manifest = write_manifest(tmp_path / "rows.csv")
+    assert run(manifest, "--out", out, "--workers", 2) == 0
+    found = table(out / "results.csv")
+    assert [row["state"] for row in found.values()] == ["done", "done", "failed"]
+    second = next(name for name in found if name not in ("first", "broken"))
+    assert (found["first"]["with_pose"], found[second]["with_pose"]) == ("12", "8")
+    assert "no/such/video.mp4" in found["broken"]["error"]
+    assert (out / "first" / "first.tum").is_file()
+    assert (out / "first" / "picture.png").is_file()
+    page = (out / "index.html").read_text()
+    assert "2 of 3 sequences" in page
+    before = (out / "first" / "result.json").stat().st_mtime_ns
+    assert run(manifest, "--out", out) == 0
+    assert (out / "first" / "result.json").stat().st_mtime_ns == before
+
+
+def test_shards_do_their_part_and_a_last_run_collects(tmp_path: Path) -> None:
+    out, manifest = tmp_path / "out", write_manifest(tmp_path / "rows.csv")
+    assert run(manifest, "--out", out, "--shard", "0/2") == 0
+    assert set(table(out / "results-0-of-2.csv")) == {"first", "broken"}
+    assert run(manifest, "--out", out, "--shard", "1/2") == 0
+    assert run(manifest, "--out", out, "--json") == 0
+    assert len(table(out / "results.csv")) == 3
+
+
+def test_results_of_other_settings_are_not_taken_over(tmp_path: Path) -> None:
+    manifest = tmp_path / "rows.json"
+    row = {"source": WORLD.format(1), "name": "a", "refine": False, "predictor": TRUTH}
+    manifest.write_text(json.dumps([row]))
+    assert run(manifest, "--out", tmp_path / "out") == 0
+    manifest.write_text(json.dumps([row | {"stop": 6}]))
+    assert run(manifest, "--out", tmp_path / "out") == 1
+    assert "other settings" in table(tmp_path / "out" / "results.csv")["a"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("a.csv", "source,colour\nx,red\n", "column 'colour'"),
+        ("a.csv", "source,stop\nx,soon\n", "stop is 'soon'"),
+        ("a.csv", "source,refine\nx,perhaps\n", "refine is 'perhaps'"),
+        ("a.csv", "name\nx\n", "has no source"),
+        ("a.csv", "source\n", "names no sequence"),
+        ("a.csv", "source,name\nx,../y\n", "folder can have"),
+        ("a.csv", "source,name\nx,y\nz,y\n", "name of two rows"),
+        ("a.csv", "source,fov\nx,500\n", "fov 500"),
+        ("a.json", "{}", "list of objects"),
+        ("a.json", "[1", "is not JSON"),
+    ],
+)
+def test_manifests_that_are_wrong_say_where(tmp_path: Path, name: str, text: str, complaint: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(Anchor3RError, match=complaint):
+        read_manifest(path)
+
+
+def test_rows_without_names_are_named_after_their_source(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("source\nvideos/a b.mp4\nother/a b.mp4\n")
+    assert [row.name for row in read_manifest(path)] == ["a-b.mp4", "a-b.mp4-2"]
+
+
+@pytest.mark.parametrize("shard", ["2/2", "x", "1/0"])
+def test_a_shard_that_is_none_is_refused(
+    tmp_path: Path, shard: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(write_manifest(tmp_path / "rows.csv"), "--out", tmp_path / "out", "--shard", shard) == 1
+    assert "--shard" in capsys.readouterr().err
