@@ -131,8 +131,8 @@ def _on_processes(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator
                 workers[-1].give(name, jobs[name])
             ready = wait([worker.connection for worker in workers])
             for worker in [w for w in workers if w.connection in ready]:
+                assert worker.name is not None
                 name, answer = worker.name, worker.answer()
-                assert name is not None
                 if answer is not None:
                     yield _outcome(name, answer)
                 else:
