@@ -168,3 +168,9 @@ def test_keyframes_must_be_in_order_and_complete() -> None:
         replace(keyframes, frames=keyframes.frames[::-1])
     with pytest.raises(ValueError, match="each"):
         replace(keyframes, descriptor=keyframes.descriptor[:-1])
+
+
+@pytest.mark.parametrize(("count", "dimensions"), [(0, 1), (3, 1), (8, 2), (19, 4), (200, 16)])
+def test_few_descriptors_leave_few_dimensions(count: int, dimensions: int) -> None:
+    values = np.random.default_rng(1).standard_normal((count, 30)).astype(np.float32)
+    assert whitened(values, 16).shape == (count, dimensions if count else 0)

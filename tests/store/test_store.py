@@ -145,7 +145,7 @@ def test_images_are_left_out_on_request(tmp_path: Path) -> None:
 
 def test_a_reader_sees_what_is_committed_while_the_writer_goes_on(tmp_path: Path) -> None:
     source = ToySource(10)
-    config = StoreConfig(commit_interval_s=1e9, commit_frames=4)
+    config = StoreConfig(commit_interval_s=1000, commit_frames=4)
     with MapWriter.create(tmp_path / "m", config=config) as store, load_map(tmp_path / "m") as scene_map:
         seen = []
         for index in range(10):
@@ -165,6 +165,15 @@ def test_each_frame_is_committed_once_the_interval_has_passed(tmp_path: Path) ->
             store.record(source.read(index), window_of(index), some_edges(index, []), [])
             with load_map(tmp_path / "m") as scene_map:
                 assert scene_map.num_frames == index + 1
+
+
+def test_loop_events_are_numbered_from_0_without_gaps(tmp_path: Path) -> None:
+    make_map(tmp_path / "m")
+    with MapWriter.open(tmp_path / "m") as store:
+        assert store.next_event() == 0
+        loop = Loop(event=0, query=9, match=2, state=LoopState.PENDING, figures={})
+        store.write_loops([(loop, [])])
+        assert store.next_event() == 1
 
 
 def test_only_one_process_writes(tmp_path: Path) -> None:

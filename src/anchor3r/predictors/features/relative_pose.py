@@ -1,7 +1,7 @@
 """Relates chosen views that no stream connects: descriptors, two-view geometry, resection, adjustment.
 
 This is what a loop needs: the views may be far apart in time, and nothing is known of them but the camera.
-All that comes out is in one scale, in which the points that the anchor shares with others have median depth 1.
+All that comes out is in one scale: points that the anchor shares with the others have a median depth of 1.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""What a loop's window is made of: frames around a place, and the points that are compared."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.testing import assert_array_equal
+
+from anchor3r.loops.reinsertion import _surer_half, neighbourhood
+from anchor3r.trajectory import Trajectory
+
+
+def poses(frames: list[int], component: list[int] | None = None) -> Trajectory:
+    n = len(frames)
+    return Trajectory(
+        frames=np.array(frames),
+        rotation=np.tile(np.eye(3), (n, 1, 1)),
+        center=np.zeros((n, 3)),
+        component=None if component is None else np.array(component),
+    )
+
+
+def test_the_neighbourhood_of_a_frame_is_around_it_and_within_its_component() -> None:
+    frames = list(range(0, 40, 2))
+    assert_array_equal(neighbourhood(poses(frames), 20, 5), [16, 18, 20, 22, 24])
+    assert_array_equal(neighbourhood(poses(frames), 0, 5), [0, 2, 4, 6, 8])
+    assert_array_equal(neighbourhood(poses(frames), 38, 5), [30, 32, 34, 36, 38])
+    assert_array_equal(neighbourhood(poses(frames), 99, 3), [34, 36, 38])
+    two = poses(frames, [0] * 11 + [1] * 9)
+    assert_array_equal(neighbourhood(two, 20, 5), [12, 14, 16, 18, 20])
+    assert_array_equal(neighbourhood(two, 22, 5), [22, 24, 26, 28, 30])
+    assert_array_equal(neighbourhood(two, 24, 20), frames[11:])
+
+
+def test_the_last_frame_of_a_small_component_has_its_own_neighbours() -> None:
+    parts = poses([0, 1, 2, 3], [0, 0, 0, 1])
+    assert_array_equal(neighbourhood(parts, 9, 2), [3])
+
+
+def test_the_surer_half_of_the_points_is_taken() -> None:
+    confidence = np.array([[0.0, 0.2, 0.4], [0.6, 0.8, 0.0]])
+    assert_array_equal(_surer_half(confidence), [[False, False, False], [True, True, False]])
+    assert _surer_half(np.zeros((2, 2))).all(), "nothing is surer than the rest"
+    assert _surer_half(None)
