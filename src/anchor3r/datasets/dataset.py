@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from anchor3r.datasets.files import Files
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, nearest_rotation
+from anchor3r.kernels import Array, kernel
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import read_image
 
@@ -149,7 +151,9 @@ class DataSet(ABC):
                 f"{files.root / table.depths[index]} is {depth.shape[1]}×{depth.shape[0]}, but its image is "
                 f"{image.shape[1]}×{image.shape[0]}; get them again"
             )
-        return np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
+        known = np.empty(depth.shape, np.float32)
+        _keep_known(depth.ravel(), known.ravel())
+        return known
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
         """Decodes depth along z; what is not positive or not finite is unknown."""
@@ -160,6 +164,13 @@ class DataSet(ABC):
             f"no sequence of {self.card.title} in {files.root}: looked for {self.card.layout}; "
             f"download {self.card.download}"
         )
+
+
+@kernel
+def _keep_known(depth: Array, out: Array) -> None:
+    """Copies what is positive and finite, else 0; one pass over the image instead of numpy's five."""
+    for k in range(len(depth)):
+        out[k] = depth[k] if 0 < depth[k] < np.inf else 0.0
 
 
 @dataclass(frozen=True)
@@ -179,6 +190,10 @@ class Recording:
         return len(self.table)
 
     def poses(self) -> list[SE3 | None]:
+        return self._poses
+
+    @cached_property
+    def _poses(self) -> list[SE3 | None]:
         return [self.table.pose(k) for k in range(len(self.table))]
 
     def read(self, index: int) -> Frame:

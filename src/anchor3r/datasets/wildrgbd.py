@@ -16,7 +16,7 @@ from anchor3r.datasets.dataset import (
     poses_from_camera,
 )
 from anchor3r.datasets.files import Files
-from anchor3r.datasets.formats import png16
+from anchor3r.datasets.formats import metres, png16
 
 UNITS_PER_M = 1000.0
 
@@ -56,4 +56,4 @@ class WildRgbd(DataSet):
         )
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
-        return png16(files, table.depths[index]) / np.float32(UNITS_PER_M)
+        return metres(png16(files, table.depths[index]), UNITS_PER_M)

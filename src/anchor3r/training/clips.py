@@ -18,7 +18,8 @@ class Clips:
     """A batch of training clips."""
 
     images: Tensor
-    """(B, S, 3, H, W) in 0–1"""
+    """(B, S, 3, H, W) in 0–1; of pictures as they are uint8 in 0–255, a quarter of what workers hand over,
+    until `to` brings them to a device"""
     cameras: Tensor
     """(B, S, 4) fx, fy, cx, cy in pixels"""
     depth: Tensor
@@ -31,7 +32,8 @@ class Clips:
     """(B, S) in 0–1, the same of poses"""
 
     def to(self, device: torch.device | str) -> Clips:
-        return self._each(lambda x: x.to(device))
+        """On a device, with images in 0–1."""
+        return self._each(lambda x: x.to(device).float() / 255 if x.dtype == torch.uint8 else x.to(device))
 
     def first_frames(self, count: int) -> Clips:
         return self._each(lambda x: x[:, :count])
@@ -43,6 +45,8 @@ class Clips:
 
 def stack_clips(clips: Sequence[Clips]) -> Clips:
     """Batches of clips as one batch, cut to the length of the shortest."""
+    if len(clips) == 1:
+        return clips[0]
     length = min(clip.images.shape[1] for clip in clips)
     clips = [clip.first_frames(length) for clip in clips]
     depth_weight = pose_weight = None

@@ -31,6 +31,7 @@ from anchor3r.training.sampling import (
     make_clip,
     sample_by_pose,
     sample_video,
+    total_turn,
 )
 from anchor3r.worlds import World, make_world, sample_config
 from anchor3r.worlds.world import Kind, Motion
@@ -335,11 +336,14 @@ def clip_indices(
     poses = sequence.poses()
     known = np.array([k for k, pose in enumerate(poses) if pose is not None])
     count = min(count, len(known))
-    if config.ordered:
+    if config.ordered and config.candidates == 1:
         return known[sample_video(len(known), count, rng, config)]
     posed = [pose for pose in poses if pose is not None]
     stacked = SE3(np.stack([p.rotation for p in posed]), np.stack([p.translation for p in posed]))
-    return known[sample_by_pose(stacked, count, rng)]
+    if not config.ordered:
+        return known[sample_by_pose(stacked, count, rng)]
+    drawn = [sample_video(len(known), count, rng, config) for _ in range(config.candidates)]
+    return known[max(drawn, key=lambda indices: total_turn(stacked[indices]))]
 
 
 def batches(data: ClipBatches, first: int, *, workers: int) -> Iterator[Clips]:

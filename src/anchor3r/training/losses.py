@@ -58,6 +58,9 @@ class LossConfig:
 
     camera_weight: float = 5.0
     """λ_cam"""
+    rotation_weight: float = 1.0
+    """Weight of rotations against translations within the camera term; the paper's is 1. Above where motions
+    between frames are small: a degree is no more than 0.009 in a quaternion."""
     round_decay: float = 0.6
     """A refinement round weighs this times the one after it."""
     confidence_weight: float = 0.2
@@ -204,7 +207,8 @@ class Loss:
                 errors = {name: error * clips.pose_weight[:, :, None] for name, error in errors.items()}
             for name, error in errors.items():
                 sums[name] = sums[name] + weight * masked_mean(error, ages >= 0)
-        return sums | {"camera": sums["rotation"] + sums["translation"]}
+        camera = self.config.rotation_weight * sums["rotation"] + sums["translation"]
+        return sums | {"camera": camera}
 
     def _translation_error(self, true: Tensor, predicted: Tensor) -> Tensor:
         """(..., 3), both in mean distances of the clip's points -> (...)"""
