@@ -81,9 +81,8 @@ def make_clips(data: ClipBatches, first: int, count: int) -> float:
 
 
 def work(arguments: tuple[Path, Path, int]) -> tuple[float, float, int, int]:
-    """What one worker measures: the best CPU seconds of decoding and of clips out of ROUNDS, taken in turns so
-    that other work on the machine disturbs both alike; peak memory in MB after the first clips and after all.
-    """
+    """What one worker measures: the best CPU seconds of decoding and of clips out of ROUNDS, in turns so that
+    other work on the machine disturbs both alike; peak memory in MB after the first clips and after all."""
     root, cache, count = arguments
     cv2.setNumThreads(1)
     os.environ["ANCHOR3R_CACHE"] = str(cache)

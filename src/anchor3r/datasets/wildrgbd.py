@@ -28,7 +28,7 @@ class WildRgbd(DataSet):
         name="wildrgbd",
         title="WildRGB-D",
         licence="MIT",
-        size="3.4 TB",
+        size="3.4 TB of archives, 4 TB unpacked",
         scenes="about 23,000 videos of 8,500 objects in 46 categories",
         kind="real",
         download="the categories from https://huggingface.co/datasets/hongchi/wildrgbd, unpacked",

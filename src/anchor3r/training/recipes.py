@@ -257,21 +257,32 @@ def load_recipe(
     *,
     sets: tuple[tuple[SequenceSet, float], ...] = (),
     held_out: tuple[tuple[SequenceSet, float], ...] = (),
+    own_share: float = 0.0,
     needs_data: bool = True,
+    learning_rate: float | None = None,
     seed: int | None = None,
     variant: str | None = None,
     **changes: Any,
 ) -> Recipe:
     """A recipe by name, trained on `sets` instead of its own, with fields replaced.
 
+    `own_share` of the clips still comes from the recipe's own sets, so that nothing is forgotten.
     `held_out` is validated on instead of the held-out parts of the sets; `seed` is that of the data and of
     the initial weights, from 0 to 2³¹ - 1; `variant` is one of `VARIANTS`.
     """
     if name not in RECIPES:
         raise Anchor3RError(f"no recipe is called '{name}'; there are {', '.join(RECIPES)}")
     recipe = RECIPES[name]()
+    if not 0 <= own_share < 1 or (own_share and not recipe.data.sets):
+        raise Anchor3RError(
+            f"the share of the recipe's own data is {own_share}; give a number from 0 to below 1, and a "
+            "recipe that brings data, such as tiny"
+        )
     if sets:
+        sets = _mixed(sets, recipe.data.sets, own_share)
         recipe = replace(recipe, data=replace(recipe.data, sets=sets, held_out_sets=held_out))
+    if learning_rate is not None:
+        recipe = replace(recipe, optimiser=replace(recipe.optimiser, learning_rate=learning_rate))
     if needs_data and not recipe.data.sets:
         raise Anchor3RError(
             f"recipe '{name}' brings no data; name where its sets are with --data-root ROOT, or sequences "
@@ -283,6 +294,19 @@ def load_recipe(
         recipe = replace(recipe, data=replace(recipe.data, seed=seed))
     recipe = replace(recipe, **changes)
     return recipe if variant is None else _varied(recipe, variant)
+
+
+def _mixed(
+    sets: tuple[tuple[SequenceSet, float], ...], own: tuple[tuple[SequenceSet, float], ...], own_share: float
+) -> tuple[tuple[SequenceSet, float], ...]:
+    """Both, the recipe's own with this part of all shares."""
+    if not own_share:
+        return sets
+    total, total_own = (sum(share for _, share in some) for some in (sets, own))
+    return (
+        *((chosen, share * (1 - own_share) / total) for chosen, share in sets),
+        *((chosen, share * own_share / total_own) for chosen, share in own),
+    )
 
 
 def _varied(recipe: Recipe, variant: str) -> Recipe:

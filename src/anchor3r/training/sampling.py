@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -37,6 +38,10 @@ class SamplingConfig:
     """Frames that stay together when a clip is shuffled."""
     ordered: bool = True
     """Whether the sequence is a video; pictures without order are chained by overlap."""
+    overlap: Literal["pose", "depth"] = "pose"
+    """What pictures without order are chained by: how near and parallel their cameras are, or how much of
+    each other they see by their depths, which is measured once for a sequence and kept. Sequences without
+    depth are chained by pose."""
     reverse_probability: float = 0.5
     """Chance that a clip runs backwards. The paper does not say so."""
     candidates: int = 1
@@ -93,6 +98,21 @@ def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator)
         score = np.exp(-distance / (4 * spacing) - rotation_angle(turn) / np.radians(20)) + 1e-12
         score[chosen] = 0
         chosen.append(int(rng.choice(total, p=score / score.sum())))
+    return np.array(chosen)
+
+
+def sample_by_overlap(
+    overlap: NDArray[np.float32], count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """(count,) indices of pictures without order, each chosen by how much of the last one it sees; overlap
+    (n, n). Pictures of one clip are all different."""
+    if len(overlap) < count:
+        raise ValueError(f"a clip of {count} frames cannot come from a sequence of {len(overlap)}")
+    chosen = [int(rng.integers(len(overlap)))]
+    while len(chosen) < count:
+        score = overlap[chosen[-1]] + 1e-6
+        score[chosen] = 0
+        chosen.append(int(rng.choice(len(overlap), p=score / score.sum(dtype=np.float64))))
     return np.array(chosen)
 
 
