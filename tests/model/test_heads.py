@@ -126,3 +126,12 @@ def test_detail_moves_what_is_near_it() -> None:
     assert moved[4, 6]
     assert not moved[14:].any()
     assert not moved[:, 16:].any()
+
+
+def test_a_camera_can_start_at_the_identity() -> None:
+    """Nearly no motion and a field of view of a radian in every round, whatever the tokens say."""
+    torch.manual_seed(0)
+    head = CameraHead(32, depth=2, num_heads=4, iterations=3, motion_scale=0.5, start="identity")
+    for raw in head(torch.randn(2, 5, 32)):
+        assert raw[..., :6].abs().max() < 0.1
+        assert (raw[..., 6:] - 1).abs().max() < 0.2

@@ -296,3 +296,39 @@ def test_perfect_matches_have_the_lowest_loss() -> None:
     assert float(shifted["match_error_px"]) == pytest.approx(2**0.5, rel=1e-5)
     for name in ("match_coarse", "match_fine", "match"):
         assert float(perfect[name]) < float(shifted[name])
+
+
+def test_metres_hold_only_where_lengths_are_metres() -> None:
+    """A clip in a scale of its own is compared at its best scale, whatever that is; its neighbour is not."""
+    output, clips = make_output(), make_clips()
+    config = LossConfig(scale="metric")
+    grown = replace(
+        clips,
+        depth=clips.depth * torch.tensor([1.0, 7.0])[:, None, None, None],
+        camera_from_world=_with_longer_steps(clips.camera_from_world, 7.0),
+    )
+    one_metric = torch.tensor([True, False])
+    _, free = Loss(config)(output, replace(clips, metric=one_metric))
+    _, free_grown = Loss(config)(output, replace(grown, metric=one_metric))
+    (
+        _,
+        fixed,
+    ) = Loss(config)(output, clips)
+    _, fixed_grown = Loss(config)(output, grown)
+    for name in ("camera", "points"):
+        torch.testing.assert_close(free[name], free_grown[name])
+        assert not torch.isclose(fixed[name], fixed_grown[name])
+
+
+def _with_longer_steps(poses: torch.Tensor, factor: float) -> torch.Tensor:
+    """Of the second clip."""
+    longer = poses.clone()
+    longer[1, :, :3, 3] *= factor
+    return longer
+
+
+def test_rotations_weigh_as_told() -> None:
+    output, clips = make_output(), make_clips()
+    _, plain = Loss(LossConfig())(output, clips)
+    _, heavy = Loss(LossConfig(rotation_weight=5.0))(output, clips)
+    torch.testing.assert_close(heavy["camera"], plain["camera"] + 4 * plain["rotation"])

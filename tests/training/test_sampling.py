@@ -1,11 +1,17 @@
 """Clips: which frames, and what happens to their pictures and cameras."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from toy_data import WallSequence
 
-from anchor3r.geometry import SE3
+from anchor3r.geometry import SE3, so3_exp
+from anchor3r.training.clips import stack_clips
+from anchor3r.training.data import clip_indices
 from anchor3r.training.sampling import (
+    NO_AUGMENTATION,
     AugmentConfig,
     SamplingConfig,
     make_clip,
@@ -39,6 +45,22 @@ def test_short_sequences_shrink_the_interval_or_are_refused() -> None:
     assert sorted(sample_video(8, 8, rng, SamplingConfig(max_interval=9)).tolist()) == list(range(8))
     with pytest.raises(ValueError, match="cannot come from a sequence of 7"):
         sample_video(7, 8, rng, SamplingConfig())
+
+
+def test_of_several_candidates_the_one_that_turns_most_is_used() -> None:
+    """A path that is straight but for frames 30 to 34: with enough candidates every clip has the turn."""
+    sequence = WallSequence(np.random.default_rng(0), (48, 64), 60)
+    angle = np.radians(np.clip(np.arange(60) - 30, 0, 5) * 5.0)
+    zero = np.zeros_like(angle)
+    sequence.camera_from_world = SE3(so3_exp(np.stack([zero, angle, zero], -1)), np.zeros((60, 3)))
+
+    def share_with_turn(candidates: int) -> float:
+        config = SamplingConfig(max_interval=1, candidates=candidates)
+        clips = [clip_indices(sequence, 8, np.random.default_rng(seed), config) for seed in range(40)]
+        return float(np.mean([clip.min() < 35 and clip.max() > 30 for clip in clips]))
+
+    assert share_with_turn(1) < 0.5
+    assert share_with_turn(12) > 0.85
 
 
 def test_shuffled_blocks_keep_their_inner_order() -> None:
@@ -103,3 +125,16 @@ def test_colours_vary_within_range_and_can_be_lost() -> None:
     assert varied.min() >= 0
     assert varied.max() <= 1
     assert np.abs(varied - images).max() > 0.02
+
+
+def test_pictures_as_they_are_travel_in_bytes_and_arrive_in_unit_range() -> None:
+    """The same pictures as with colours varied by nothing, in a quarter of the memory."""
+    sequence = WallSequence(np.random.default_rng(0), (48, 64), 3)
+    frames = [sequence.read(k) for k in range(3)]
+    bare = make_clip(frames, (32, 40), np.random.default_rng(1), NO_AUGMENTATION)
+    almost = replace(NO_AUGMENTATION, flicker=1e-9)
+    varied = make_clip(frames, (32, 40), np.random.default_rng(1), almost)
+    assert bare.images.dtype == torch.uint8
+    batch = stack_clips([bare, bare]).to("cpu")
+    torch.testing.assert_close(batch.images[:1], varied.images, rtol=0, atol=1e-6)
+    assert torch.equal(batch.depth[1:], varied.depth)

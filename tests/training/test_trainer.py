@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
-from toy_data import wall_recipe
+from toy_data import WallSet, wall_recipe
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.model.checkpoints import save_checkpoint
@@ -23,7 +23,7 @@ from anchor3r.training.data import FIRST_TRAINING_SEED, ClipBatches, WorldSet
 from anchor3r.training.distributed import Processes
 from anchor3r.training.journal import read_log
 from anchor3r.training.losses import LossConfig, quaternions_xyzw, relative_poses
-from anchor3r.training.recipes import OptimiserConfig, Recipe, load_recipe
+from anchor3r.training.recipes import OptimiserConfig, Recipe, load_recipe, tiny
 from anchor3r.training.trainer import RunConfig, Trainer
 from anchor3r.training.validation import STRIDE, VALIDATION_SEED, neighbour_poses, validate
 
@@ -225,6 +225,18 @@ def test_variants_change_one_thing_each() -> None:
         load_recipe("ablation", variant="w20")
     with pytest.raises(Anchor3RError, match="'tiny' has no variants"):
         load_recipe("tiny", variant="baseline")
+
+
+def test_own_data_keep_their_share_beside_what_a_user_names() -> None:
+    own = tiny().data.sets[0][0]
+    mine = WallSet()
+    mixed = load_recipe("tiny", sets=((mine, 1.0), (mine, 3.0)), own_share=0.25, learning_rate=1e-5)
+    assert mixed.data.sets == ((mine, 0.1875), (mine, 0.5625), (own, 0.25))
+    assert mixed.optimiser.learning_rate == 1e-5
+    assert load_recipe("tiny", sets=((mine, 1.0),)).data.sets == ((mine, 1.0),)
+    for share in (-0.1, 1.0):
+        with pytest.raises(Anchor3RError, match="share of the recipe's own data"):
+            load_recipe("tiny", sets=((mine, 1.0),), own_share=share)
 
 
 def test_validation_and_other_seeds_see_other_worlds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ class WallSequence:
 @dataclass(frozen=True)
 class WallSet:
     sampling: SamplingConfig = SamplingConfig(max_interval=1)
+    metric: bool = True
 
     def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> WallSequence:
         return WallSequence(rng, size, 6)

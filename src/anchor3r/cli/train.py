@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +69,9 @@ class DataOptions:
     data: tuple[str, ...] = ()
     """What to train on: a data set as tartanair:ROOT, your own map as map:FOLDER, or sequences as
     kitti:ROOT/00, tum:DIR, 7scenes:DIR, …"""
+    own_share: float = 0.0
+    """With --data: the part of the clips that still comes from what the recipe brings itself, such as
+    rendered worlds, so that a network that adapts to a few places does not forget the rest."""
     held_out: tuple[str, ...] = ()
     """The same, to validate on. Otherwise one of fifty places of each data set is."""
 
@@ -87,25 +90,50 @@ class DataOptions:
         held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
         if sets and os.environ.get("RANK", "0") == "0":
             _print_sets(sets, plain.data.num_frames)
-        return {"sets": sets, "held_out": held_out}
+        if self.own_share and not sets:
+            raise Anchor3RError("--own-share goes with --data or --data-root; all data is the recipe's own")
+        return {"sets": sets, "held_out": held_out, "own_share": self.own_share}
 
 
-_NO_VARIANT, _ONE_THREAD, _OWN_DATA = AblationOptions(), MachineOptions(), DataOptions()
+@dataclass(frozen=True, kw_only=True)
+class RecipeOptions:
+    """What is not as the recipe has it."""
+
+    steps: int | None = None
+    """Optimiser steps in all; the recipe's if not given. The learning rate follows it."""
+    clips: int | None = None
+    """Clips of a micro-batch in each process."""
+    accumulate: int | None = None
+    """Micro-batches of a step."""
+    learning_rate: float | None = None
+    """Its peak; a tenth of the recipe's or less for a short adaptation with --init."""
+    init: str | None = None
+    """Checkpoint to start from."""
+    encoder: str | None = None
+    """File that the image encoder alone starts from: official DINOv2 weights with registers for a vision
+    transformer, one of our checkpoints for a correlation stem."""
+    sharding: str | None = None
+    """ddp or fsdp."""
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not left to the recipe, as arguments of `load_recipe`."""
+        names = {"clips": "clips_per_process", "encoder": "encoder_init"}
+        values = {names.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+_AS_IT_IS, _NO_VARIANT = RecipeOptions(), AblationOptions()
+_ONE_THREAD, _OWN_DATA = MachineOptions(), DataOptions()
 
 
 def train(
     recipe: Annotated[str, tyro.conf.Positional],
     out: Path | None = None,
     resume: bool = False,
-    steps: int | None = None,
-    clips: int | None = None,
-    accumulate: int | None = None,
+    changes: tyro.conf.OmitArgPrefixes[RecipeOptions] = _AS_IT_IS,
     data: tyro.conf.OmitArgPrefixes[DataOptions] = _OWN_DATA,
-    init: str | None = None,
-    encoder: str | None = None,
     ablation: tyro.conf.OmitArgPrefixes[AblationOptions] = _NO_VARIANT,
     seed: int | None = None,
-    sharding: str | None = None,
     machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
 ) -> None:
@@ -120,32 +148,22 @@ def train(
         recipe: tiny, paper, ablation-small or ablation.
         out: Folder for checkpoints (state.pt, best.safetensors), the log and its pictures.
         resume: Go on with the run in that folder, if there is one.
-        steps: Optimiser steps in all; the recipe's if not given. The learning rate follows it.
-        clips: Clips of a micro-batch in each process.
-        accumulate: Micro-batches of a step.
+        changes: What of the recipe is replaced.
         data: What the run is trained on.
-        init: Checkpoint to start from.
-        encoder: File that the image encoder alone starts from: official DINOv2 weights with registers for a
-            vision transformer, one of our checkpoints for a correlation stem.
         ablation: Which variant of an ablation.
         seed: Of the clips drawn, 0 if not given. A later stage takes another one, and sees new clips.
-        sharding: ddp or fsdp.
         machine: How the run uses this machine; nothing of it changes what is learned.
         cost: Say what a step costs in arithmetic and memory, and train nothing.
     """
     from anchor3r.training.recipes import load_recipe
 
-    changes = _given(
-        steps=steps, clips_per_process=clips, accumulate=accumulate, init=init, encoder_init=encoder,
-        sharding=sharding,
-    )  # fmt: skip
-    changes |= data.opened(recipe)
+    replaced = changes.given() | data.opened(recipe)
     for name, number, folder in ablation.runs(out, seed):
-        chosen = load_recipe(recipe, seed=number, variant=name, **changes)
+        chosen = load_recipe(recipe, seed=number, variant=name, **replaced)
         _run(chosen, folder, machine, resume=True)
     if ablation.every_variant:
         return
-    chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
+    chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **replaced)
     if cost:
         from anchor3r.training.cost import step_cost
 
@@ -166,11 +184,6 @@ def _print_sets(sets: Sets, num_frames: int) -> None:
     for row in describe(sets, num_frames):
         table.add_row(*row)
     Console(width=100).print(table)
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """Those that are not left to the recipe."""
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _folder(out: Path | None) -> Path:

@@ -20,7 +20,7 @@ class BlendedMvs(DataSet):
         name="blendedmvs",
         title="BlendedMVS",
         licence="CC BY 4.0",
-        size="27.5 GB low resolution, 156 GB high; + and ++ 81 + 75 GB low",
+        size="27.5 GB low resolution, 156 GB high; + and ++ 81.5 + 80 GB low",
         scenes="502 scenes with + and ++",
         kind="real",
         download="BlendedMVS, BlendedMVS+ and BlendedMVS++ of https://github.com/YoYo000/BlendedMVS",

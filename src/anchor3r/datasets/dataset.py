@@ -9,16 +9,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.datasets.files import Files
+from anchor3r.datasets.overlap import load_or_measure
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, nearest_rotation
+from anchor3r.kernels import Array, kernel
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import read_image
+from anchor3r.sources.source import UndecodableFrameError, logger
 
 ROTATION_TOLERANCE = 0.01
 """How far an entry of a rotation may be off because of the digits it was printed with."""
@@ -149,7 +154,9 @@ class DataSet(ABC):
                 f"{files.root / table.depths[index]} is {depth.shape[1]}×{depth.shape[0]}, but its image is "
                 f"{image.shape[1]}×{image.shape[0]}; get them again"
             )
-        return np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
+        known = np.empty(depth.shape, np.float32)
+        _keep_known(depth.ravel(), known.ravel())
+        return known
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
         """Decodes depth along z; what is not positive or not finite is unknown."""
@@ -162,6 +169,13 @@ class DataSet(ABC):
         )
 
 
+@kernel
+def _keep_known(depth: Array, out: Array) -> None:
+    """Copies what is positive and finite, else 0; one pass over the image instead of numpy's five."""
+    for k in range(len(depth)):
+        out[k] = depth[k] if 0 < depth[k] < np.inf else 0.0
+
+
 @dataclass(frozen=True)
 class Recording:
     """A sequence that can be read: `read` decodes a frame, `poses` decodes none."""
@@ -169,6 +183,8 @@ class Recording:
     dataset: DataSet
     files: Files
     table: SequenceTable
+    overlap_path: Path | None = None
+    """Where the overlap of its pictures is kept."""
 
     @property
     def name(self) -> str:
@@ -179,7 +195,37 @@ class Recording:
         return len(self.table)
 
     def poses(self) -> list[SE3 | None]:
+        return self._poses
+
+    @cached_property
+    def _poses(self) -> list[SE3 | None]:
         return [self.table.pose(k) for k in range(len(self.table))]
+
+    def overlap(self) -> NDArray[np.float32] | None:
+        """(n, n) of the frames with a pose: how much of each other they see. Measured from all depths when it
+        is first asked for, and kept; None where there are no depths or no place to keep it."""
+        if self.overlap_path is None or not self.table.depths:
+            return None
+        return self._overlap
+
+    @cached_property
+    def _overlap(self) -> NDArray[np.float32]:
+        assert self.overlap_path is not None
+        known = (k for k, pose in enumerate(self.poses()) if pose is not None)
+        return load_or_measure(self.overlap_path, map(self._read_or_blind, known))
+
+    def _read_or_blind(self, index: int) -> Frame:
+        """A frame, without any depth where it cannot be decoded: one broken file must not cost a sequence."""
+        try:
+            return self.read(index)
+        except UndecodableFrameError as error:
+            logger.warning("%s overlaps with nothing: %s", self.table.images[index], error)
+            camera = self.table.camera(index, 1, 1)
+            pixel = np.zeros((1, 1, 3), np.uint8)
+            return Frame(
+                index=index, timestamp_s=float(index), image=pixel, intrinsics=camera,
+                camera_from_world=self.table.pose(index),
+            )  # fmt: skip
 
     def read(self, index: int) -> Frame:
         picture = self.dataset.picture(self.files, self.table, index)

@@ -22,7 +22,7 @@ class Dl3dv(DataSet):
         name="dl3dv",
         title="DL3DV-10K",
         licence="DL3DV terms (non-commercial)",
-        size="1.8 TB at 960p",
+        size="2.8 TB at 960p",
         scenes="10,510 videos",
         kind="real",
         download="DL3DV-ALL-960P of https://huggingface.co/DL3DV, unpacked",

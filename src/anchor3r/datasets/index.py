@@ -65,7 +65,9 @@ class SetIndex:
 
 @lru_cache(maxsize=64)
 def _recording(dataset: DataSet, root: Path, folder: Path, name: str) -> Recording:
-    return Recording(dataset, _opened(root), load_table((_table_path(folder, name)).read_bytes(), name))
+    path = _table_path(folder, name)
+    table = load_table(path.read_bytes(), name)
+    return Recording(dataset, _opened(root), table, folder / "overlaps" / f"{path.stem}.npy")
 
 
 @lru_cache(maxsize=32)
@@ -138,6 +140,7 @@ def _look_at(dataset: DataSet, files: Files, folder: Path, name: str) -> dict[st
         return {"name": name, "error": f"{name}: {error}"}
     path = _table_path(folder, name)
     path.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "overlaps" / f"{path.stem}.npy").unlink(missing_ok=True)
     # Processes of one run may look at the same sequence at the same time: each writes a file of its own.
     draft = path.with_suffix(f".{os.getpid()}")
     draft.write_bytes(dump_table(table))

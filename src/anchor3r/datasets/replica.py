@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anchor3r.datasets.dataset import Card, DataSet, SequenceTable, poses_from_camera
 from anchor3r.datasets.files import Files
-from anchor3r.datasets.formats import png16
+from anchor3r.datasets.formats import metres, png16
 
 
 class Replica(DataSet):
@@ -44,4 +44,4 @@ class Replica(DataSet):
         )
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
-        return png16(files, table.depths[index]) / np.float32(table.lens[index, 0])
+        return metres(png16(files, table.depths[index]), table.lens[index, 0])

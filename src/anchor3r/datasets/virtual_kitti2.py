@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from anchor3r.datasets.dataset import Card, DataSet, SequenceTable, rigid
 from anchor3r.datasets.files import Files
-from anchor3r.datasets.formats import png16
+from anchor3r.datasets.formats import metres, png16
 from anchor3r.errors import Anchor3RError
 
 UNITS_PER_M = 100.0
@@ -61,8 +61,7 @@ class VirtualKitti2(DataSet):
         )
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
-        units = png16(files, table.depths[index])
-        return np.where(units == NO_DEPTH, 0, units) / np.float32(UNITS_PER_M)
+        return metres(png16(files, table.depths[index]), UNITS_PER_M, NO_DEPTH)
 
 
 def camera_rows(files: Files, name: str, count: int, camera: int) -> dict[int, NDArray[np.float64]]:

@@ -16,7 +16,7 @@ from anchor3r.datasets.dataset import (
     poses_from_camera,
 )
 from anchor3r.datasets.files import Files
-from anchor3r.datasets.formats import png16
+from anchor3r.datasets.formats import metres, png16
 
 UNITS_PER_M = 1000.0
 
@@ -28,7 +28,7 @@ class WildRgbd(DataSet):
         name="wildrgbd",
         title="WildRGB-D",
         licence="MIT",
-        size="3.4 TB",
+        size="3.4 TB of archives, 4 TB unpacked",
         scenes="about 23,000 videos of 8,500 objects in 46 categories",
         kind="real",
         download="the categories from https://huggingface.co/datasets/hongchi/wildrgbd, unpacked",
@@ -56,4 +56,4 @@ class WildRgbd(DataSet):
         )
 
     def depth(self, files: Files, table: SequenceTable, index: int) -> NDArray[Any]:
-        return png16(files, table.depths[index]) / np.float32(UNITS_PER_M)
+        return metres(png16(files, table.depths[index]), UNITS_PER_M)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from anchor3r.io.inputs import parse_json
 from anchor3r.model.encoder import VARIANTS, EncoderConfig
+from anchor3r.model.heads import CameraStart
 from anchor3r.model.layers import Activation
 from anchor3r.model.sizes import insist_on_sizes
 from anchor3r.records import record_from_json
@@ -32,6 +33,12 @@ class MatchingConfig:
     """Width of the little network that turns a patch of correlations into a sub-pixel displacement."""
     area: int = 12_800
     """Pixels of the images that the network is made for; their sides follow the aspect ratio."""
+    token_gain: float = 1.0
+    """Factor on the stem's tokens, where the blocks read them. A stem that was trained beside other blocks
+    has tokens of whatever size those liked."""
+    match_gain: float = 1.0
+    """Factor on what the matches add to tokens and query groups; above 1 they are heard from the first step,
+    though training begins with small weights."""
     window_estimation: bool = True
     """Whether poses and depths of a window are to be estimated from matches and images after the heads, and
     its scale filtered; otherwise a predictor returns what the heads predict."""
@@ -77,6 +84,9 @@ class NetworkConfig:
     motion_scale: float = 1.0
     """Scale of the camera head's translations and imaginary quaternion parts. Below 1 where the network is
     trained from scratch: neighbouring frames move little, and a step of the optimiser moves every output."""
+    camera_start: CameraStart = "zero"
+    """What the camera head's first round adds to: zeros, as VGGT has it, or a camera that has not moved, with
+    a field of view of one radian, which spares a network that is trained from scratch to learn that."""
     point_features: int = 256
     """Width of the point head's fusion."""
     point_channels: tuple[int, int, int, int] = (256, 512, 1024, 1024)

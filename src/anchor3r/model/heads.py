@@ -18,6 +18,13 @@ POSE_DIM = 9
 """Numbers of a raw pose: translation (3), quaternion xyzw (4), vertical and horizontal field of view (2)."""
 _MOTION_DIM = 6
 """The first of them, 0 where nothing moves: translation and the imaginary part of the quaternion."""
+CameraStart = Literal["zero", "identity"]
+_STARTS: dict[CameraStart, list[float]] = {
+    "zero": [0.0] * POSE_DIM,
+    "identity": [0.0] * _MOTION_DIM + [1.0] * (POSE_DIM - _MOTION_DIM),
+}
+_IDENTITY_STD = 0.01
+"""Spread of the last layer's first weights where a camera starts at the identity: it shall stay near."""
 
 
 def activate_pose(raw: Tensor) -> Tensor:
@@ -32,9 +39,17 @@ class CameraHead(nn.Module):
     """
 
     def __init__(
-        self, dim: int, *, depth: int = 4, num_heads: int = 16, iterations: int = 4, motion_scale: float = 1.0
+        self,
+        dim: int,
+        *,
+        depth: int = 4,
+        num_heads: int = 16,
+        iterations: int = 4,
+        motion_scale: float = 1.0,
+        start: CameraStart = "zero",
     ) -> None:
         super().__init__()
+        self.start = start
         self.iterations = iterations
         self.motion_scale = motion_scale
         self.empty_pose_tokens = nn.Parameter(torch.zeros(1, 1, POSE_DIM))
@@ -44,6 +59,9 @@ class CameraHead(nn.Module):
         self.trunk = nn.ModuleList(Block(dim, num_heads, layer_scale=0.01) for _ in range(depth))
         self.trunk_norm = nn.LayerNorm(dim)
         self.pose_branch = Mlp(dim, dim // 2, "gelu", out=POSE_DIM)
+        if start == "identity":
+            nn.init.normal_(self.pose_branch.fc2.weight, std=_IDENTITY_STD)
+            nn.init.zeros_(self.pose_branch.fc2.bias)
 
     def forward(self, pose_tokens: Tensor, valid: Tensor | None = None) -> list[Tensor]:
         """pose_tokens (B, T, C), valid (B, T) bool where windows are ragged -> raw poses (B, T, 9) a round.
@@ -56,7 +74,7 @@ class CameraHead(nn.Module):
             mask = None if valid is None else valid[:, None, None, :]
             # No affine part: the modulation below supplies it.
             normed = F.layer_norm(tokens, tokens.shape[-1:], eps=1e-6)
-            previous = torch.zeros_like(tokens[..., :POSE_DIM])
+            previous = tokens.new_tensor(_STARTS[self.start]).expand(*tokens.shape[:-1], POSE_DIM)
             condition = self.empty_pose_tokens.expand_as(previous)
             rounds: list[Tensor] = []
             for _ in range(self.iterations):

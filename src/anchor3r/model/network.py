@@ -144,6 +144,7 @@ class Anchor3RNetwork(nn.Module):
             num_heads=c.num_heads,
             iterations=c.camera_iterations,
             motion_scale=c.motion_scale,
+            start=c.camera_start,
         )
         self.point_head = DPTHead(
             2 * c.dim,
@@ -311,6 +312,8 @@ class Anchor3RNetwork(nn.Module):
 
         anchor (pairs,) says which of the B' frames a pair is of, roles (pairs,) what its member is there.
         """
+        assert self.config.matching is not None
+        token_gain, match_gain = self.config.matching.token_gain, self.config.matching.match_gain
         known = torch.full((len(tokens),), float(camera is not None), device=tokens.device)
         if camera is None:
             camera = default_camera(*size, device=tokens.device).expand(len(tokens), -1)
@@ -323,7 +326,7 @@ class Anchor3RNetwork(nn.Module):
             found = summarise(matches, pixels, camera[anchor])
             summary = summary.index_put((anchor, roles - 1), found.to(summary.dtype))
         to_tokens, by_role = self.match_embedding(summary, camera, known, size)
-        return matches, tokens + to_tokens, by_role
+        return matches, token_gain * tokens + match_gain * to_tokens, match_gain * by_role
 
     def _roles(self, ages: Tensor, time: Tensor | int) -> Tensor:
         """What each frame is to its anchor, the frame number `time` of its stream: 0 the reference, k > 0 a

@@ -192,7 +192,11 @@ def _hint(location: str) -> str:
 
 def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
     """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
-    return read_photo(path)[0]
+    try:
+        with Image.open(path) as image:
+            return _rgb(_upright(image))
+    except DECODING_ERRORS as error:
+        raise _undecodable(path, str(error)) from error
 
 
 def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
@@ -200,7 +204,7 @@ def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFac
     try:
         with opened_image(path) as image:
             facts = photo_facts(image)
-            return _rgb(ImageOps.exif_transpose(image)), facts
+            return _rgb(_upright(image)), facts
     except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
 
@@ -217,6 +221,12 @@ def opened_image(path: str | Path | BinaryIO) -> Image.Image:
     return image
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF orientation says; an image that stands upright is not copied, as Pillow would."""
+    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    return image if is_upright else ImageOps.exif_transpose(image)
+
+
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode == "F":
         raise ValueError("it has floating-point pixels; convert it to 8 or 16 bits")
@@ -226,7 +236,7 @@ def _rgb(image: Image.Image) -> NDArray[np.uint8]:
         return np.repeat(grey.astype(np.uint8)[..., None], 3, axis=-1)
     if "transparency" in image.info:
         image = image.convert("RGBA")
-    return np.array(image.convert("RGB"))
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def read_depth(

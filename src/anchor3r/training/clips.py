@@ -18,7 +18,8 @@ class Clips:
     """A batch of training clips."""
 
     images: Tensor
-    """(B, S, 3, H, W) in 0–1"""
+    """(B, S, 3, H, W) in 0–1; of pictures as they are uint8 in 0–255, a quarter of what workers hand over,
+    until `to` brings them to a device"""
     cameras: Tensor
     """(B, S, 4) fx, fy, cx, cy in pixels"""
     depth: Tensor
@@ -29,12 +30,15 @@ class Clips:
     """(B, S, H, W) in 0–1, how far depth is to be trusted; None where all of it is true"""
     pose_weight: Tensor | None = None
     """(B, S) in 0–1, the same of poses"""
+    metric: Tensor | None = None
+    """(B,) whether lengths are metres; None where all are"""
 
     def to(self, device: torch.device | str) -> Clips:
-        return self._each(lambda x: x.to(device))
+        """On a device, with images in 0–1."""
+        return self._each(lambda x: x.to(device).float() / 255 if x.dtype == torch.uint8 else x.to(device))
 
     def first_frames(self, count: int) -> Clips:
-        return self._each(lambda x: x[:, :count])
+        return self._each(lambda x: x if x.ndim == 1 else x[:, :count])
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Clips:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -43,15 +47,20 @@ class Clips:
 
 def stack_clips(clips: Sequence[Clips]) -> Clips:
     """Batches of clips as one batch, cut to the length of the shortest."""
+    if len(clips) == 1:
+        return clips[0]
     length = min(clip.images.shape[1] for clip in clips)
     clips = [clip.first_frames(length) for clip in clips]
     depth_weight = pose_weight = None
     if any(clip.depth_weight is not None for clip in clips):
         depth_weight = torch.cat([_or_ones(c.depth_weight, c.depth) for c in clips])
         pose_weight = torch.cat([_or_ones(c.pose_weight, c.depth[..., 0, 0]) for c in clips])
+    metric = None
+    if any(clip.metric is not None for clip in clips):
+        metric = torch.cat([_or_ones(c.metric, c.depth[:, 0, 0, 0]).bool() for c in clips])
     plain = ("images", "cameras", "depth", "camera_from_world")
     tensors = {name: torch.cat([getattr(clip, name) for clip in clips]) for name in plain}
-    return Clips(**tensors, depth_weight=depth_weight, pose_weight=pose_weight)
+    return Clips(**tensors, depth_weight=depth_weight, pose_weight=pose_weight, metric=metric)
 
 
 def _or_ones(weight: Tensor | None, like: Tensor) -> Tensor:

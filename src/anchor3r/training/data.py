@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,8 +30,10 @@ from anchor3r.training.sampling import (
     AugmentConfig,
     SamplingConfig,
     make_clip,
+    sample_by_overlap,
     sample_by_pose,
     sample_video,
+    total_turn,
 )
 from anchor3r.worlds import World, make_world, sample_config
 from anchor3r.worlds.world import Kind, Motion
@@ -64,6 +67,10 @@ class SequenceSet(Protocol):
     def sampling(self) -> SamplingConfig:
         """How its sequences are cut into clips."""
 
+    @property
+    def metric(self) -> bool:
+        """Whether its lengths are metres; otherwise each clip is compared at its best scale."""
+
     def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
         """A random sequence for the clip with this number, which will be resized to `size` (H, W).
 
@@ -80,6 +87,8 @@ class SourceSet:
 
     uris: tuple[str, ...]
     """One for each sequence."""
+    metric: bool = True
+    """Whether lengths are metres."""
     sampling: SamplingConfig = SamplingConfig()
     """How they are cut into clips."""
 
@@ -129,6 +138,7 @@ class RecordedSet:
         """`shortest`: sequences with fewer posed frames are left out, and counted."""
         long = [entry for entry in index.entries if entry.num_posed >= shortest]
         self.index, self.sampling, self.use_depth = index, sampling, use_depth
+        self.metric = index.dataset.card.metric
         self.num_short = len(index.entries) - len(long)
         chosen = _held_out_places(index.dataset, long)
         places = {entry.name: index.dataset.place(entry.name) for entry in long}
@@ -169,6 +179,10 @@ class _HeldOut:
     @property
     def sampling(self) -> SamplingConfig:
         return self.whole.sampling
+
+    @property
+    def metric(self) -> bool:
+        return self.whole.metric
 
     def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
         return self.whole._drawn(self.whole.validation, rng)
@@ -227,6 +241,8 @@ class WorldSet:
     rendering."""
     sampling: SamplingConfig = SamplingConfig(max_interval=2, fixed_probability=0.8)
     """How they are cut into clips."""
+    metric: bool = True
+    """Whether lengths are metres."""
 
     def draw(self, seed: int, number: int, size: tuple[int, int], rng: np.random.Generator) -> Sequence:
         world_rng = np.random.default_rng([FIRST_TRAINING_SEED, seed, number // self.clips_per_world])
@@ -325,7 +341,8 @@ class ClipBatches(Dataset[Clips]):
         sequence = chosen.draw(self.config.seed, number, size, rng)
         indices = clip_indices(sequence, self.config.num_frames, rng, chosen.sampling)
         frames = [sequence.read(int(i)) for i in indices]
-        return make_clip(frames, size, rng, self.config.augment)
+        clip = make_clip(frames, size, rng, self.config.augment)
+        return clip if chosen.metric else replace(clip, metric=torch.tensor([False]))
 
 
 def clip_indices(
@@ -335,11 +352,18 @@ def clip_indices(
     poses = sequence.poses()
     known = np.array([k for k, pose in enumerate(poses) if pose is not None])
     count = min(count, len(known))
-    if config.ordered:
+    if config.ordered and config.candidates == 1:
         return known[sample_video(len(known), count, rng, config)]
     posed = [pose for pose in poses if pose is not None]
     stacked = SE3(np.stack([p.rotation for p in posed]), np.stack([p.translation for p in posed]))
-    return known[sample_by_pose(stacked, count, rng)]
+    if not config.ordered:
+        by_depth = config.overlap == "depth" and isinstance(sequence, Recording)
+        overlap = sequence.overlap() if by_depth else None
+        if overlap is not None:
+            return known[sample_by_overlap(overlap, count, rng)]
+        return known[sample_by_pose(stacked, count, rng)]
+    drawn = [sample_video(len(known), count, rng, config) for _ in range(config.candidates)]
+    return known[max(drawn, key=lambda indices: total_turn(stacked[indices]))]
 
 
 def batches(data: ClipBatches, first: int, *, workers: int) -> Iterator[Clips]:

@@ -58,6 +58,9 @@ class LossConfig:
 
     camera_weight: float = 5.0
     """λ_cam"""
+    rotation_weight: float = 1.0
+    """Weight of rotations against translations within the camera term; the paper's is 1. Above where motions
+    between frames are small: a degree is no more than 0.009 in a quaternion."""
     round_decay: float = 0.6
     """A refinement round weighs this times the one after it."""
     confidence_weight: float = 0.2
@@ -134,7 +137,7 @@ class Loss:
         points, confidence = (x.unflatten(0, (b, s)) for x in (output.points, output.confidence))
         target, valid = _target_points(clips, size, points.shape[2:4])
         distance = _mean_distance(target, valid & (target[..., 2] < c.horizon))
-        scale = self._scale(points.detach(), target, valid)
+        scale = self._scale(points.detach(), target, valid, clips.metric)
         scale, distance = self._without_depth(output, clips, valid, scale, distance)
         terms = self._camera(output, clips, scale, distance)
         trusted = None if clips.depth_weight is None else _on_grid(clips.depth_weight, points.shape[2:4])
@@ -146,10 +149,17 @@ class Loss:
         terms["total"] = total
         return total, {name: value.detach() for name, value in terms.items()}
 
-    def _scale(self, points: Tensor, target: Tensor, valid: Tensor) -> Tensor:
-        """(B,) s* over some points of each clip; weights 1/z, with z floored at a part of its mean."""
+    def _scale(self, points: Tensor, target: Tensor, valid: Tensor, metric: Tensor | None) -> Tensor:
+        """(B,) s* over some points of each clip; weights 1/z, with z floored at a part of its mean. 1 where
+        metres are asked for and known."""
         if self.config.scale == "metric":
-            return points.new_ones(len(points))
+            fixed = points.new_ones(len(points))
+            if metric is None or metric.all():
+                return fixed
+            return torch.where(metric, fixed, self._best_scale(points, target, valid))
+        return self._best_scale(points, target, valid)
+
+    def _best_scale(self, points: Tensor, target: Tensor, valid: Tensor) -> Tensor:
         step = max(1, valid[0].numel() // _SCALE_POINTS)
         flat = [x.flatten(1, 3)[:, ::step] for x in (points, target, valid)]
         depth = flat[1][..., 2]
@@ -171,7 +181,8 @@ class Loss:
         by_motion = l1_scale(found.flatten(1), truth.flatten(1), counted)
         length = (truth.norm(dim=-1) * (ages > 0)).sum((1, 2)) / (ages > 0).sum((1, 2)).clamp(min=1)
         if self.config.scale == "metric":
-            by_motion = torch.ones_like(by_motion)
+            known = torch.ones_like(lacking) if clips.metric is None else clips.metric
+            by_motion = torch.where(known, 1, by_motion)
         length = torch.where(length > 0, length, 1)
         return torch.where(lacking, by_motion, scale), torch.where(lacking, length, distance)
 
@@ -204,7 +215,8 @@ class Loss:
                 errors = {name: error * clips.pose_weight[:, :, None] for name, error in errors.items()}
             for name, error in errors.items():
                 sums[name] = sums[name] + weight * masked_mean(error, ages >= 0)
-        return sums | {"camera": sums["rotation"] + sums["translation"]}
+        camera = self.config.rotation_weight * sums["rotation"] + sums["translation"]
+        return sums | {"camera": camera}
 
     def _translation_error(self, true: Tensor, predicted: Tensor) -> Tensor:
         """(..., 3), both in mean distances of the clip's points -> (...)"""

@@ -41,7 +41,7 @@ def _video(interval: int, video: float = 0.8, fixed: float = 0.8, block: int = 1
     )  # fmt: skip
 
 
-_UNORDERED = SamplingConfig(ordered=False, reverse_probability=0.0)
+_UNORDERED = SamplingConfig(ordered=False, overlap="depth", reverse_probability=0.0)
 
 PAPER_MIXTURE = (
     MixtureEntry(name="wildrgbd", sampling=_video(10)),

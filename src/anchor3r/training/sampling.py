@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import cv2
 import numpy as np
@@ -15,8 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, rotation_angle
+from anchor3r.kernels import Array, kernel
 from anchor3r.sources.frame import Frame
 from anchor3r.training.clips import Clips
+
+_LARGEST_BILINEAR_SHRINK = 1.5
+"""Pictures that shrink by more are averaged over areas; up to it bilinear weights leave no pixel out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +38,15 @@ class SamplingConfig:
     """Frames that stay together when a clip is shuffled."""
     ordered: bool = True
     """Whether the sequence is a video; pictures without order are chained by overlap."""
+    overlap: Literal["pose", "depth"] = "pose"
+    """What pictures without order are chained by: how near and parallel their cameras are, or how much of
+    each other they see by their depths, which is measured once for a sequence and kept. Sequences without
+    depth are chained by pose."""
     reverse_probability: float = 0.5
     """Chance that a clip runs backwards. The paper does not say so."""
+    candidates: int = 1
+    """Clips of a video that are drawn, of which the one in which the camera turns most is used. The paper
+    does not say so; a car mostly goes straight, and from that nothing is learned about turning."""
 
 
 def sample_video(
@@ -53,6 +65,12 @@ def sample_video(
     if rng.random() >= config.video_probability:
         indices = shuffle_blocks(indices, rng, config.block)
     return indices[::-1].copy() if rng.random() < config.reverse_probability else indices
+
+
+def total_turn(camera_from_world: SE3) -> float:
+    """Radians that a camera turns along its path, frame by frame."""
+    rotation = camera_from_world.rotation
+    return float(rotation_angle(rotation[1:] @ np.swapaxes(rotation[:-1], -1, -2)).sum())
 
 
 def shuffle_blocks(indices: NDArray[np.int64], rng: np.random.Generator, block: int) -> NDArray[np.int64]:
@@ -80,6 +98,21 @@ def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator)
         score = np.exp(-distance / (4 * spacing) - rotation_angle(turn) / np.radians(20)) + 1e-12
         score[chosen] = 0
         chosen.append(int(rng.choice(total, p=score / score.sum())))
+    return np.array(chosen)
+
+
+def sample_by_overlap(
+    overlap: NDArray[np.float32], count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """(count,) indices of pictures without order, each chosen by how much of the last one it sees; overlap
+    (n, n). Pictures of one clip are all different."""
+    if len(overlap) < count:
+        raise ValueError(f"a clip of {count} frames cannot come from a sequence of {len(overlap)}")
+    chosen = [int(rng.integers(len(overlap)))]
+    while len(chosen) < count:
+        score = overlap[chosen[-1]] + 1e-6
+        score[chosen] = 0
+        chosen.append(int(rng.choice(len(overlap), p=score / score.sum(dtype=np.float64))))
     return np.array(chosen)
 
 
@@ -137,28 +170,43 @@ def make_clip(
     Frames may differ in size: each is cropped by the same parts.
     """
     parts = (rng.uniform(config.min_crop, 1), rng.random(), rng.random())
-    images, depths, weights, cameras = [], [], [], []
-    for frame in frames:
+    trusted = any(f.depth_confidence is not None or f.pose_confidence != 1 for f in frames)
+    depths = np.zeros((len(frames), *size), np.float32)
+    weights = np.ones((len(frames), *size), np.float32) if trusted else None
+    images, cameras = [], []
+    for k, frame in enumerate(frames):
         if frame.camera_from_world is None or frame.intrinsics is None:
             raise ValueError(f"frame {frame.index} lacks pose or intrinsics: it cannot be trained on")
         left, top, w, h = _crop(frame, size[1] / size[0], parts)
         camera = frame.intrinsics.cropped(left, top, w, h).resized(size[1], size[0])
         crop = (slice(top, top + h), slice(left, left + w))
         images.append(_resized(frame.image[crop], size))
-        depths.append(_sampled(frame.depth_m, crop, size, 0))
-        weights.append(_sampled(frame.depth_confidence, crop, size, 1))
+        if frame.depth_m is not None:
+            _sample(frame.depth_m[crop], depths[k])
+        if weights is not None and frame.depth_confidence is not None:
+            _sample(frame.depth_confidence[crop], weights[k])
         cameras.append([camera.fx, camera.fy, camera.cx, camera.cy])
-    stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
     poses = [f.camera_from_world.matrix() for f in frames if f.camera_from_world is not None]
-    trusted = any(f.depth_confidence is not None or f.pose_confidence != 1 for f in frames)
     return Clips(
-        torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))[None],
+        torch.from_numpy(_as_planes(images, rng, config))[None],
         torch.tensor(cameras, dtype=torch.float32)[None],
-        torch.from_numpy(np.stack(depths))[None],
+        torch.from_numpy(depths)[None],
         torch.from_numpy(_from_first(np.stack(poses)).astype(np.float32))[None],
-        torch.from_numpy(np.stack(weights))[None] if trusted else None,
+        None if weights is None else torch.from_numpy(weights)[None],
         torch.tensor([[f.pose_confidence for f in frames]]) if trusted else None,
     )
+
+
+def _as_planes(
+    images: list[NDArray[np.uint8]], rng: np.random.Generator, config: AugmentConfig
+) -> NDArray[np.float32] | NDArray[np.uint8]:
+    """Images (H, W, 3) -> (S, 3, H, W) in 0–1 with their colours varied, or in 0–255 where they are not."""
+    if replace(config, min_crop=1.0) == NO_AUGMENTATION:
+        return np.stack([plane for image in images for plane in cv2.split(image)]).reshape(
+            len(images), 3, *images[0].shape[:2]
+        )
+    stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
+    return np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
 
 
 def _from_first(camera_from_world: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -178,27 +226,32 @@ def _crop(frame: Frame, aspect: float, parts: tuple[float, float, float]) -> tup
 def _resized(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
     if image.shape[:2] == size:
         return image
-    return np.asarray(cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA), np.uint8)
+    shrunk = max(given / wanted for given, wanted in zip(image.shape[:2], size, strict=True))
+    # Averaging over areas takes eight times as long.
+    method = cv2.INTER_AREA if shrunk > _LARGEST_BILINEAR_SHRINK else cv2.INTER_LINEAR
+    return np.asarray(cv2.resize(image, size[::-1], interpolation=method), np.uint8)
 
 
-def _sampled(
-    values: NDArray[np.float32] | None, crop: tuple[slice, slice], size: tuple[int, int], missing: float
-) -> NDArray[np.float32]:
-    """Values (H, W) of a crop at another size, not averaged: between two surfaces there is no depth."""
-    if values is None:
-        return np.full(size, missing, np.float32)
-    inner = values[crop]
-    rows = ((np.arange(size[0]) + 0.5) * inner.shape[0] / size[0]).astype(int)
-    columns = ((np.arange(size[1]) + 0.5) * inner.shape[1] / size[1]).astype(int)
-    return np.ascontiguousarray(inner[rows][:, columns], np.float32)
+def _sample(values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    """Values (h, w) at another size, not averaged: between two surfaces there is no depth."""
+    rows, columns = (
+        ((np.arange(wanted) + 0.5) * given / wanted).astype(int)
+        for given, wanted in zip(values.shape, out.shape, strict=True)
+    )
+    _pick(values, rows, columns, out)
+
+
+@kernel
+def _pick(values: Array, rows: Array, columns: Array, out: Array) -> None:
+    for i in range(len(rows)):
+        for j in range(len(columns)):
+            out[i, j] = values[rows[i], columns[j]]
 
 
 def vary_colours(
     images: NDArray[np.float32], rng: np.random.Generator, config: AugmentConfig
 ) -> NDArray[np.float32]:
     """Images (S, H, W, 3) in 0–1 with brightness, contrast and saturation changed, or made grey."""
-    if replace(config, min_crop=1.0) == NO_AUGMENTATION:
-        return images
     saturation = 0.0 if rng.random() < config.grey_probability else 1 + rng.uniform(-1, 1) * config.saturation
     grey = (images @ np.array([0.299, 0.587, 0.114], np.float32))[..., None]
     images = grey + np.float32(saturation) * (images - grey)
