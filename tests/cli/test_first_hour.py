@@ -444,7 +444,7 @@ class TestCamera:
             chosen = () if poses is None else ("--poses", poses)
             code, out, _ = run("evaluate", "trajectory", tmp_path / "m", truth, "--json", *chosen)
             assert code == 0
-            (errors[poses],) = (found["ate_rmse_m"] for found in json.loads(out).values())
+            (errors[poses],) = (found["ate_rmse_m"] for found in json.loads(out)["trajectories"].values())
         assert errors[None] == errors["offline"] != errors["online"]
 
 

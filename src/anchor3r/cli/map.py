@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
+from anchor3r.cli.output import Json, print_json
 from anchor3r.cli.progress import progress
 from anchor3r.cli.view import beside
 from anchor3r.errors import Anchor3RError, is_interrupt
@@ -43,8 +43,8 @@ def map_source(
     view: Switch = False,
     rerun: str | None = None,
     verbose: Switch = False,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Stream a source into a map.
 
     Killed at any moment it goes on with --resume to the same result; it can be looked at while it grows.
@@ -67,7 +67,6 @@ def map_source(
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
             the address of one, NAME.rrd records into a file.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
@@ -93,32 +92,30 @@ def map_source(
                 stream(run, show)
             summary = run.summary()
         if not dense or summary["failure"] is not None:
-            _tell(summary, as_json=as_json)
-            return
-    _densify(out, settings.threads, summary, as_json=as_json)
+            _tell(summary)
+            return summary
+    return _densify(out, settings.threads, summary)
 
 
-def _densify(out: Path, threads: int | None, summary: dict[str, Any], *, as_json: bool) -> None:
+def _densify(out: Path, threads: int | None, summary: dict[str, Any]) -> dict[str, Any]:
     """Measures depth in a map that is finished, and tells of both."""
     from anchor3r.cli import densify
     from anchor3r.pipeline.densify import densify_map
     from anchor3r.pipeline.settings import DensifySettings
 
-    if not as_json:
-        _tell(summary, as_json=False)
+    _tell(summary)
     with densify.told_how_to_go_on(out), densify.densifying_progress() as show:
         depths = densify_map(out, DensifySettings(threads=threads), progress=show)
-    print(json.dumps(summary | {"dense": depths}) if as_json else densify.in_words(depths), flush=True)
+    print(densify.in_words(depths), flush=True)
+    return summary | {"dense": depths}
 
 
-def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
+def _tell(summary: dict[str, Any]) -> None:
     """Prints the summary; of a map without a pose only as JSON, and ends with an error."""
-    if as_json:
-        print(json.dumps(summary), flush=True)
     if summary["failure"] is not None:
+        print_json("map", summary)
         raise Anchor3RError(summary["failure"])
-    if not as_json:
-        print(_in_words(summary), flush=True)
+    print(_in_words(summary), flush=True)
 
 
 def _are_unordered(source: Source, order: str, *, resume: bool) -> bool:

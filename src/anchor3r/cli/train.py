@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
@@ -108,7 +109,8 @@ def train(
     sharding: str | None = None,
     machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Train a network on a recipe: tiny (CPU, rendered worlds), paper (GPUs, data sets), or the paper's
     ablations at their own size (ablation-small) or in miniature on rendered worlds (ablation).
 
@@ -140,18 +142,22 @@ def train(
         sharding=sharding,
     )  # fmt: skip
     changes |= data.opened(recipe)
+    runs: list[Path] = []
     for name, number, folder in ablation.runs(out, seed):
         chosen = load_recipe(recipe, seed=number, variant=name, **changes)
         _run(chosen, folder, machine, resume=True)
+        runs.append(folder)
     if ablation.every_variant:
-        return
+        return {"runs": runs, "cost": None}
     chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **changes)
     if cost:
         from anchor3r.training.cost import step_cost
 
-        print(step_cost(chosen).in_words())
-        return
+        counted = step_cost(chosen)
+        print(counted.in_words())
+        return {"runs": [], "cost": asdict(counted)}
     _run(chosen, _folder(out), machine, resume=resume)
+    return {"runs": [out], "cost": None}
 
 
 def _print_sets(sets: Sets, num_frames: int) -> None:
