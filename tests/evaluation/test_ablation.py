@@ -79,4 +79,4 @@ def test_the_commands_train_and_score_every_variant(
     assert main(["evaluate", "ablation", str(runs), "--seeds", "101", "--frames", "4", "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)
     assert set(SCHEMAS["evaluate-ablation"]) < set(scored)
-    assert [row["variant"] for row in scored["rows"]][0] == "baseline"
+    assert scored["rows"][0]["variant"] == "baseline"
