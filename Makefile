@@ -14,13 +14,13 @@ endif
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --retries 1 --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic,bags,rerun]"
 	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
-.PHONY: help browser demo test format bench peers clean
+.PHONY: help browser demo test install-test format bench peers clean
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/installed  ## render a looping world, map it, refine it, compare with ground truth (out/demo)
 	$(BIN)/anchor3r demo --out out/demo
@@ -31,6 +31,9 @@ test: $(VENV)/installed  ## style, types and tests
 	$(BIN)/mypy
 	MYPYPATH=src:tests:benchmarks:$$(printf '%s:' tests/*/) $(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/pytest -n 2
+
+install-test: $(VENV)/installed  ## build wheel and sdist, install them into a clean environment, run them
+	$(BIN)/pytest -m slow tests/test_install.py
 
 browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)
 	@if command -v chromium google-chrome; then true; \

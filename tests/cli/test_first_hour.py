@@ -81,13 +81,17 @@ class TestFailure:
 
     def test_images_that_do_not_overlap(self, tmp_path: Path, run: Run) -> None:
         images = [views(f"world:{seed}?width=320&height=240&frames=1", [0])[0] for seed in range(8)]
-        code, out, err = run(
-            "map", save_images(tmp_path / "photos", images), "--out", tmp_path / "m", "--json"
-        )
+        folder = save_images(tmp_path / "photos", images)
+        code, _, err = run("map", folder, "--out", tmp_path / "m")
         assert code == 1
         assert "looks like separate photographs" in err
         assert "no overlap" in err
-        summary = json.loads(out)
+        assert not (tmp_path / "m").exists()
+        code, out, err = run("map", folder, "--out", tmp_path / "m", "--order", "stream", "--json")
+        assert code == 1
+        assert "looks like separate photographs" not in err
+        assert "no overlap" in err
+        summary = json.loads(out.splitlines()[0])
         assert (summary["with_pose"], summary["camera"]) == (0, None)
         assert summary["without_pose"][0]["cause"] == "no overlap"
 
@@ -440,7 +444,7 @@ class TestCamera:
             chosen = () if poses is None else ("--poses", poses)
             code, out, _ = run("evaluate", "trajectory", tmp_path / "m", truth, "--json", *chosen)
             assert code == 0
-            (errors[poses],) = (found["ate_rmse_m"] for found in json.loads(out).values())
+            (errors[poses],) = (found["ate_rmse_m"] for found in json.loads(out)["trajectories"].values())
         assert errors[None] == errors["offline"] != errors["online"]
 
 

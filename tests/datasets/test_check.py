@@ -1,5 +1,6 @@
 """`anchor3r data check` tells a right miniature from a wrong one, for every data set and common mistake."""
 
+import json
 from pathlib import Path
 
 import dataset_miniatures as miniatures
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 from anchor3r.cli.main import main
+from anchor3r.cli.output import SCHEMAS
 from anchor3r.datasets import DATA_SETS
 
 WRONG = {
@@ -37,3 +39,13 @@ def test_a_wrong_download_is_told_and_named(
     out = capsys.readouterr().out
     assert "WRONG" in out
     assert any(word in out for word in words), out
+
+
+def test_verdicts_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    miniatures.write("replica", tmp_path / "right")
+    miniatures.write("replica", tmp_path / "wrong", miniatures.shifted_pose)
+    for place, code in (("right", 0), ("wrong", 1)):
+        assert main(["data", "check", "replica", str(tmp_path / place), "--json"]) == code
+        told = json.loads(capsys.readouterr().out)
+        assert set(SCHEMAS["data-check"]) < set(told)
+        assert told["right"] is (code == 0)

@@ -84,10 +84,13 @@ def test_data_sets_are_found_by_their_names_however_spelled(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["mvs_synth", "scannet", "waymo", "megadepth"])
-def test_shards_are_read_like_the_folder(name: str, tmp_path: Path) -> None:
+def test_shards_are_read_like_the_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     miniatures.write(name, tmp_path / "data")
     command = ["data", "pack", str(tmp_path / "data"), str(tmp_path / "shards"), "--shard-gb", "0.0001"]
-    assert main(command) == 0
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shards"] == len(list((tmp_path / "shards").glob("*.tar")))
     assert len(list((tmp_path / "shards").glob("*.tar"))) > (1 if name == "mvs_synth" else 0)
     pair = [index_set(DATA_SETS[name], tmp_path / place) for place in ("data", "shards")]
     assert pair[0].entries == pair[1].entries

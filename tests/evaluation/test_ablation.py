@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from anchor3r.cli.main import main
+from anchor3r.cli.output import SCHEMAS
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.ablation import SHOWN, AblationRow, ablation_table, finished_runs
 from anchor3r.training import recipes
@@ -64,7 +65,10 @@ def test_the_commands_train_and_score_every_variant(
     command = ["train", "ablation", "--all", "--seeds", "1", "--steps", "1", "--out", str(runs)]
     assert main(command) == 0
     weights = [(runs / name / "seed-0" / "best.safetensors").stat().st_mtime_ns for name in chosen]
-    assert main(command) == 0, "finished runs are left as they are"
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0, "finished runs are left as they are"
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schema"], len(told["runs"]), told["cost"]) == ("anchor3r/train/1", 2, None)
     assert weights == [(runs / name / "seed-0" / "best.safetensors").stat().st_mtime_ns for name in chosen]
     capsys.readouterr()
     assert main(["evaluate", "ablation", str(runs), "--seeds", "101", "--frames", "4"]) == 0
@@ -72,3 +76,7 @@ def test_the_commands_train_and_score_every_variant(
     assert "| baseline | 1 |" in said
     assert "| first-centric | 1 |" in said
     assert "| (straight ahead) | 1 |" in said
+    assert main(["evaluate", "ablation", str(runs), "--seeds", "101", "--frames", "4", "--json"]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert set(SCHEMAS["evaluate-ablation"]) < set(scored)
+    assert scored["rows"][0]["variant"] == "baseline"

@@ -42,7 +42,7 @@ def stored(world_from_camera: SE3, stamps_s: Any = None) -> Trajectory:
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
-    (metrics,) = json.loads(capsys.readouterr().out).values()
+    (metrics,) = json.loads(capsys.readouterr().out)["trajectories"].values()
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,8 @@ def test_attention_of_both_gauges(tmp_path: Path, capsys: pytest.CaptureFixture[
     world = "world:101?motion=driving&width=56&height=42&frames=8"
     out = tmp_path / "attention.npz"
     command = ["evaluate", "attention", *named, "--source", world, "--frames", "8", "--out", str(out)]
-    assert main(command) == 0
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["networks"] == ["current", "first"]
     shares = read_attention(out)
     t, i = np.indices((8, 8))
     for share in shares.values():

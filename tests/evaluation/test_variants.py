@@ -40,7 +40,7 @@ def test_the_papers_rows_in_one_go(tmp_path: Path, capsys: pytest.CaptureFixture
         online = scene_map.trajectory()
     folder = out / "ground-truth/grid-101/map"
     assert main(["evaluate", "map", str(folder), "--poses", "online", "off20", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)) == ["online", "off20"]
+    assert list(json.loads(capsys.readouterr().out)["trajectories"]) == ["online", "off20"]
     # The same poses as those of another system, whose loops our predictor measures.
     write_kitti(tmp_path / "other/grid-101.txt", online)
     measured_by = ["--refine.predictor", "ground-truth:0.3,0.03"]

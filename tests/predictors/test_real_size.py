@@ -70,7 +70,7 @@ def test_pictures_become_a_map_that_is_refined_and_exported(
         predictor = f"vggt:{path}"
         if family == "converted":
             predictor = str(tmp_path / "converted.safetensors")
-            assert main(["convert", "vggt", str(path), "--out", predictor]) == 0
+            assert main(["convert", "vggt", str(path), "--out", predictor, "--json"]) == 0
     folder = tmp_path / "map"
     for command in (
         ["map", str(source), "--predictor", predictor, "--out", str(folder)],

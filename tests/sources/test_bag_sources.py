@@ -93,13 +93,13 @@ def test_topics_are_listed_where_none_or_several_fit(tmp_path: Path) -> None:
     assert "/depth" not in str(told.value)
     assert opened(path, topic="/cam1/image_raw").num_frames == 8
     assert opened(path, topic="depth/image_raw").num_frames == 8
-    with pytest.raises(Anchor3RError, match=r"no images under /cam2; there are images under\n.*/cam0"):
+    with pytest.raises(Anchor3RError, match=r"no images under /cam2; there are images under /cam0"):
         opened(path, topic="/cam2")
     with pytest.raises(Anchor3RError, match="option 'topics', there are only topic"):
         opened(path, topics="/cam1/image_raw")
     poses = [SE3.identity()] * 3
     only_poses = write_ros2(tmp_path / "none", Recorded(images=[], poses=poses))
-    with pytest.raises(Anchor3RError, match=r"no images; its topics are\n +/groundtruth/pose +3 × nav_msgs"):
+    with pytest.raises(Anchor3RError, match=r"no images; its topics are /groundtruth/pose \(3 × nav_msgs"):
         opened(only_poses)
 
 
@@ -157,7 +157,7 @@ def test_calibrations_that_say_nothing_or_too_much(tmp_path: Path, caplog: pytes
     strange = write_ros1(tmp_path / "strange", Recorded(camera=CAMERA | {"distortion_model": "thin_prism"}))
     assert opened(strange).read(0).intrinsics is None
     assert "'thin_prism'" in caplog.text
-    with pytest.raises(Anchor3RError, match=r"no calibration under /x; there are\n +/cam0/camera_info"):
+    with pytest.raises(Anchor3RError, match="no calibration under /x; there are /cam0/camera_info"):
         opened(blank, calibration="/x")
 
 
@@ -184,7 +184,7 @@ def test_odometry_is_the_truth_only_if_asked(tmp_path: Path, caplog: pytest.LogC
     asked = opened(path, reference="/odom").read(2)
     assert asked.camera_from_world is not None
     assert "those of body" in caplog.text  # no transform tells where the camera is
-    with pytest.raises(Anchor3RError, match=r"no poses under /x; there are\n +/odom"):
+    with pytest.raises(Anchor3RError, match="no poses under /x; there are /odom"):
         opened(path, reference="/x")
 
 

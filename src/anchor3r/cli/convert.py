@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+
+from anchor3r.cli.output import Json
 
 
 def convert(
@@ -13,7 +16,8 @@ def convert(
     model: Annotated[Path, tyro.conf.Positional],
     out: Path,
     seed: int = 0,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Initialise the network from VGGT and say what was taken, what is new and what was dropped.
 
     Args:
@@ -42,3 +46,4 @@ def convert(
     console = Console()
     console.print(table)
     console.print(f"The network has {total:,} parameters and is in {out}.")
+    return {"model": model, "out": out, "parameters": total, "parts": [asdict(part) for part in account]}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json, print_json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from anchor3r.datasets.index import SetIndex
 
 
-def list_sets(root: Annotated[Path | None, tyro.conf.Positional] = None) -> None:
+def list_sets(
+    root: Annotated[Path | None, tyro.conf.Positional] = None, as_json: Json = False
+) -> dict[str, Any]:
     """List the data sets that can be trained on, or those found under a root.
 
     Args:
@@ -32,16 +36,23 @@ def list_sets(root: Annotated[Path | None, tyro.conf.Positional] = None) -> None
     if root is not None:
         for column in ("sequences", "frames", "unusable"):
             table.add_column(column, justify="right")
+    sets: list[dict[str, Any]] = []
     for name, dataset in DATA_SETS.items():
-        card = dataset.card
+        card, figures = dataset.card, {}
         row = [name, card.title, card.kind, card.depth, "video" if card.ordered else "none"]
         if root is None:
             table.add_row(*row)
         elif name in found:
             index = index_with_progress(dataset, found[name])
             frames = sum(entry.num_posed for entry in index.entries)
-            table.add_row(*row, f"{len(index.entries):,}", f"{frames:,}", f"{len(index.broken):,}")
+            counts = len(index.entries), frames, len(index.broken)
+            table.add_row(*row, *(f"{count:,}" for count in counts))
+            figures = dict(zip(("sequences", "frames", "unusable"), counts, strict=True))
+        if root is None or name in found:
+            described = asdict(card) | {"root": found.get(name)} | figures
+            sets.append(described)
     Console(width=130).print(table)
+    return {"root": root, "sets": sets}
 
 
 def check(
@@ -51,7 +62,8 @@ def check(
     pairs: int = 6,
     out: Path | None = None,
     seed: int = 0,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Tell whether a download is right: pairs of frames are warped through depth and pose.
 
     The error is compared with that of random poses and of every common mistake: units, axes, inverted or
@@ -83,15 +95,23 @@ def check(
     if out is not None:
         Image.fromarray(draw_pairs(drawn)).save(out)
         print(f"{out}: pairs, warped pictures and their differences")
+    told = {
+        "root": root, "sequences": len(index.entries), "unusable": [reason for _, reason in index.broken],
+        "pairs": result.num_pairs, "given": result.given, "random": result.random, "blamed": result.blamed,
+        "right": result.right, "picture": out,
+    }  # fmt: skip
     if not result.right:
+        print_json("data-check", told)
         raise Anchor3RError(f"{root} does not hold together as {index.dataset.card.title}; see above")
+    return told
 
 
 def pack(
     root: Annotated[Path, tyro.conf.Positional],
     out: Annotated[Path, tyro.conf.Positional],
     shard_gb: float = 4.0,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Pack the files of a data set into tar shards, which are read wherever the data set itself would be.
 
     Args:
@@ -105,6 +125,7 @@ def pack(
     with progress("packing", None, "files") as advance:
         count = pack_files(open_files(root), out, shard_bytes=int(shard_gb * 1e9), on_progress=advance)
     print(f"{out}: {count} shards; use it in place of {root}")
+    return {"root": root, "out": out, "shards": count}
 
 
 def data_set(name: str) -> DataSet:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.cli.map import stream
+from anchor3r.cli.output import Json
 from anchor3r.cli.refine import refining_progress
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
 from anchor3r.report.map_outputs import PICTURE_SIZE
@@ -16,7 +17,13 @@ STAND_IN = "ground-truth:0.2,0.02"
 VOXEL_M = 0.1
 
 
-def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads: int | None = None) -> None:
+def demo(
+    out: Path = Path("out/demo"),
+    seed: int = 7,
+    frames: int = 600,
+    threads: int | None = None,
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Render a looping world, map it, close its loops and compare with ground truth.
 
     Leaves the map, its trajectories (TUM), its point cloud (PLY), pictures and summary.json.
@@ -55,6 +62,7 @@ def demo(out: Path = Path("out/demo"), seed: int = 7, frames: int = 600, threads
     for poses, metrics in summary["trajectories"].items():
         print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")
     print(f"everything is in {out}")
+    return {"out": out, **summary}
 
 
 def evaluate(out: Path) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from anchor3r.cli.map import Switch
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import is_interrupt
 from anchor3r.pipeline.settings import DensifySettings
@@ -22,8 +21,8 @@ _DEFAULTS = DensifySettings()
 def densify(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     settings: tyro.conf.OmitArgPrefixes[DensifySettings] = _DEFAULTS,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Measure the depth of a map's keyframes by multi-view stereo.
 
     Run it after `anchor3r refine`, and again after the next one: depth is as good as the poses. It takes the
@@ -34,13 +33,13 @@ def densify(
     Args:
         folder: Folder of the map.
         settings: How depth is measured.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.pipeline.densify import densify_map
 
     with told_how_to_go_on(folder), densifying_progress() as show:
         summary = densify_map(folder, settings, progress=show)
-    print(json.dumps(summary) if as_json else in_words(summary))
+    print(in_words(summary))
+    return summary
 
 
 @contextmanager

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
@@ -17,7 +17,7 @@ from anchor3r.workers import WorkerSettings
 
 if TYPE_CHECKING:
     from anchor3r.evaluation.benchmarks import Benchmark
-    from anchor3r.evaluation.results import Metrics, SequenceResult
+    from anchor3r.evaluation.results import Metrics, Results, SequenceResult
     from anchor3r.evaluation.runner import MapFunction
 
 Format = Literal["auto", "tum", "kitti", "euroc"]
@@ -38,8 +38,8 @@ def trajectory(
     max_time_difference: float = 0.02,
     poses: str | None = None,
     out: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Compare two trajectories.
 
     Where both have time stamps, poses are paired by the nearest; else one by one, and both must have as many.
@@ -53,7 +53,6 @@ def trajectory(
         max_time_difference: Seconds between poses that are paired.
         poses: Which poses of a map: online or offline; offline if it was refined.
         out: Folder for figures.
-        as_json: Print JSON.
     """
     from anchor3r.evaluation.association import paired, read_poses
     from anchor3r.evaluation.metrics import Alignment, trajectory_errors
@@ -68,7 +67,7 @@ def trajectory(
 
         figures.trajectory_figure({align: errors}, out / "trajectory.png", estimate.stem)
         figures.error_over_distance_figure({align: errors}, out / "error.png", estimate.stem)
-    _print_metrics({f"{estimate.name} ({align})": dict(errors.metrics())}, as_json=as_json)
+    return _print_metrics({f"{estimate.name} ({align})": dict(errors.metrics())})
 
 
 def evaluate_map(
@@ -76,8 +75,8 @@ def evaluate_map(
     align: Align = "sim3",
     poses: tuple[str, ...] = (),
     out: Path | None = None,
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Compare every trajectory of a map with the ground truth that its source knew.
 
     Where the source is still at hand and has depth images, the geometry is compared as well: depth_… are of
@@ -90,7 +89,6 @@ def evaluate_map(
         align: What is moved away first: sim3 (also the scale), se3, or none.
         poses: Only these: online, or names of refinements; all if not given.
         out: Folder for trajectories and figures; beside the map's own files if not given.
-        as_json: Print JSON.
     """
     from anchor3r.evaluation.benchmarks import CloudProtocol
     from anchor3r.evaluation.geometry import geometry_metrics
@@ -109,7 +107,7 @@ def evaluate_map(
                     variants[name] |= geometry_metrics(
                         scene_map, name, source, found.frames, motion, CloudProtocol()
                     )
-    _print_metrics(variants, as_json=as_json)
+    return _print_metrics(variants)
 
 
 def worlds(
@@ -125,7 +123,8 @@ def worlds(
     refine: RefineSettings = _REFINING,
     workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
     keep_maps: bool = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Procedural worlds that nothing was trained on: what a predictor reaches, next to what it should.
 
     A run that was interrupted goes on when it is started again, and finished worlds are read back: the parts
@@ -165,6 +164,7 @@ def worlds(
         finished=_print_finished,
     )
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
+    return _benchmarked(out, results)
 
 
 def variants(
@@ -180,7 +180,8 @@ def variants(
     workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
     max_frames: int | None = None,
     frames: int | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Run the paper's rows in one go: online, offline without loops, Off-5, -10 and -15, for any front-end.
 
     Each sequence is mapped once and refined under a name for each row. The refinement is Algorithm 2 of the
@@ -227,6 +228,8 @@ def variants(
     with replacing(out / "table.md") as file:
         file.write(text.encode() + b"\n")
     print(f"\n{text}\n\n{out / 'table.md'} has these tables.")
+    front_ends = {path.parent.name: path for path in sorted(out.glob("*/results.json"))}
+    return {"out": out, "front_ends": front_ends, "table": out / "table.md"}
 
 
 def _benchmark(name: str, frames: int | None) -> Benchmark:
@@ -276,7 +279,8 @@ def ablation(
     seeds: str = "101-105",
     frames: int = 200,
     out: Path | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Score every finished run of `anchor3r train ablation --all`, and print mean and spread over seeds.
 
     t is the difference from the baseline in its own standard deviations: below 2 or so it may be chance. What
@@ -311,6 +315,8 @@ def ablation(
     if out is not None:
         with replacing(out) as file:
             file.write(table.encode() + b"\n")
+    found = [{"variant": row.variant, "values": row.values} for row in rows]
+    return {"steps": finished[0].steps, "rows": found, "unfinished": others}
 
 
 def attention(
@@ -320,7 +326,8 @@ def attention(
     frames: int = 60,
     start: int = 0,
     stride: int = 1,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Measure where the queries of networks look: the data of the paper's attention figure.
 
     Args:
@@ -344,6 +351,7 @@ def attention(
             print(f"{name}: {len(shares[name])} layers, {frames} frames", flush=True)
     write_attention(out, shares)
     print(f"{out}; draw it with: anchor3r evaluate figures --attention {out} --out DIR")
+    return {"out": out, "networks": list(shares)}
 
 
 def figures(
@@ -351,7 +359,8 @@ def figures(
     results: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
     attention: Path | None = None,
     layers: tuple[int, ...] = (),
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Draw the paper's figures from results files.
 
     For each sequence trajectories coloured by error, a panel a method and refinement (trajectory-NAME.png);
@@ -369,8 +378,10 @@ def figures(
 
     if not results and attention is None:
         raise Anchor3RError("nothing to draw; name results.json files, or --attention FILE")
-    for path in drawing.draw_figures(out, results, attention, layers):
+    drawn = list(drawing.draw_figures(out, results, attention, layers))
+    for path in drawn:
         print(path)
+    return {"figures": drawn}
 
 
 def compare(
@@ -378,7 +389,8 @@ def compare(
     metrics: str = "",
     paper: bool = True,
     out: Path | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Print runs side by side, as the paper's tables do, next to the paper's own rows.
 
     Args:
@@ -397,12 +409,13 @@ def compare(
     text = compared(runs, _names(metrics) or None, with_paper=paper)
     if out is None:
         print(text)
-        return
-    with replacing(out) as file:
-        file.write(text.encode() + b"\n")
+    else:
+        with replacing(out) as file:
+            file.write(text.encode() + b"\n")
+    return {"results": results, "table": text, "out": out}
 
 
-def _benchmark_command(name: str) -> Callable[..., None]:
+def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
     """The command of one data set."""
 
     def run(
@@ -414,7 +427,8 @@ def _benchmark_command(name: str) -> Callable[..., None]:
         refine: RefineSettings = _REFINING,
         workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
         max_frames: int | None = None,
-    ) -> None:
+        as_json: Json = False,
+    ) -> dict[str, Any]:
         """
         Writes results.json, table.md, and for each sequence its map, trajectories and figures. A run that was
         interrupted goes on when it is started again; finished sequences are read back.
@@ -445,6 +459,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
         )
         print("\n" + run_tables([results], BENCHMARKS[name].protocol.metrics))
         print(f"\n{out / 'results.json'} has every metric; {out / 'table.md'} this table.")
+        return _benchmarked(out, results)
 
     run.__doc__ = f"{_TITLES[name]}: map, refine and score its sequences.\n{run.__doc__}"
     return run
@@ -476,12 +491,13 @@ def _print_finished(name: str, result: SequenceResult) -> None:
     print(f"{name}: {result.num_frames} frames, {ate}", flush=True)
 
 
-def _print_metrics(variants: dict[str, Metrics], *, as_json: bool) -> None:
-    if as_json:
-        from anchor3r.evaluation.results import without_nan
+def _benchmarked(out: Path, results: Results) -> dict[str, Any]:
+    """What a run over a benchmark tells programs: the metrics of every sequence and trajectory."""
+    found = {name: dict(result.variants) for name, result in results.sequences.items()}
+    return {"out": out, "results": out / "results.json", "sequences": found}
 
-        print(json.dumps(without_nan(variants)))
-        return
+
+def _print_metrics(variants: dict[str, Metrics]) -> dict[str, Any]:
     from rich.console import Console
     from rich.table import Table
 
@@ -493,6 +509,7 @@ def _print_metrics(variants: dict[str, Metrics], *, as_json: bool) -> None:
         cells = (found.get(metric) for found in variants.values())
         table.add_row(metric, *("–" if cell is None or cell != cell else f"{cell:.6g}" for cell in cells))
     Console().print(table)
+    return {"trajectories": variants}
 
 
 _TITLES = {

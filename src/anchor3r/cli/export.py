@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.export.exporting import ExportSettings, Format, export_map
 
 _DEFAULTS = ExportSettings()
@@ -18,7 +20,8 @@ def export(
     out: Path,
     format: Format,
     settings: tyro.conf.OmitArgPrefixes[tyro.conf.FlagCreatePairsOff[ExportSettings]] = _DEFAULTS,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Hand a map to other programs.
 
     The world is that of the map, x right, y down and z forward of its first camera, but for las and laz (z
@@ -38,3 +41,4 @@ def export(
     print(f"{out}: {written.what} of {folder} ({written.poses} poses)")
     for note in written.notes:
         print(f"anchor3r: {note}", file=sys.stderr)
+    return {"map": folder, "out": out, "format": format, **asdict(written)}

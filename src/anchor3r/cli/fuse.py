@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from anchor3r.cli.map import Switch
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.pipeline.settings import FuseSettings
 
@@ -20,8 +19,8 @@ _DEFAULTS = FuseSettings()
 def fuse(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     settings: tyro.conf.OmitArgPrefixes[FuseSettings] = _DEFAULTS,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Fuse the depths of a map into one surface, with colours.
 
     Run it after `anchor3r densify`. All depth images are averaged in a grid of voxels around what they see;
@@ -33,13 +32,13 @@ def fuse(
     Args:
         folder: Folder of the map.
         settings: What is fused, and how finely.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.pipeline.fusing import fuse_map
 
     with fusing_progress() as show:
         summary = fuse_map(folder, settings, progress=show)
-    print(json.dumps(summary) if as_json else in_words(summary))
+    print(in_words(summary))
+    return summary
 
 
 @contextmanager

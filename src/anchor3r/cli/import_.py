@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.map import Switch
+from anchor3r.cli.output import Json
 from anchor3r.pipeline.importing import ImportSettings
 
 _DEFAULTS = ImportSettings()
@@ -26,8 +26,8 @@ def import_trajectory(
     stride: int = 1,
     camera: tyro.conf.OmitArgPrefixes[CameraOptions] = NOTHING_STATED,
     overwrite: Switch = False,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Take the poses of another system as a map.
 
     What it says of neighbouring frames becomes the edges of windows; loops are then measured by a predictor
@@ -46,7 +46,6 @@ def import_trajectory(
         stride: Take one frame out of so many.
         camera: What is known of the camera beyond what the source says.
         overwrite: Replace the map in that folder, if there is one.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.pipeline import importing
     from anchor3r.sources import open_source
@@ -55,12 +54,10 @@ def import_trajectory(
         summary = importing.import_trajectory(
             trajectory, frames, out, settings, depth=depth, overwrite=overwrite
         )
-    if as_json:
-        print(json.dumps(summary))
-        return
     print(
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} have "
         f"a pose from {trajectory}"
     )
     if summary["components"] > 1:
         print(f"gaps in the trajectory: {summary['components']} components, which no measurement relates")
+    return summary

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
+from typing import Any
 
 from anchor3r.errors import Anchor3RError, is_interrupt
 
@@ -38,6 +39,7 @@ COMMANDS = {
     "train": ("train:train", "train a network, on one CPU or on many GPUs"),
     "data": ("data:COMMANDS", "list, check and pack the data sets that networks are trained on"),
     "convert": ("convert:convert", "initialise the network from the weights of another model"),
+    "doctor": ("doctor:doctor", "check this installation: versions, GPU, extras, codecs, disk, a self-test"),
 }
 
 
@@ -77,8 +79,17 @@ def _discard_output(*, keep_errors: bool = False) -> None:
 def _tell(message: str, code: int = 1) -> int:
     """Prints an error as one line that a terminal shows as it stands, and returns the exit code."""
     line = " ".join(message.split())
-    print("anchor3r:", "".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    print("anchor3r:", shown, file=sys.stderr)
+    _tell_programs(shown, code)
     return code
+
+
+def _tell_programs(message: str, code: int) -> None:
+    """The same as an object on the standard output, where --json asks for objects."""
+    from anchor3r.cli.output import print_json_error
+
+    print_json_error(message, code)
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
@@ -87,14 +98,24 @@ def _exit_code(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
         return 0 if arguments else 2
+    if arguments[0] == "--print-completion":
+        return _print_completion(arguments[1:])
     if arguments[0] == "--version":
         print(f"anchor3r {metadata.version('anchor3r')}")
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
         return _tell(f"there is no command '{name}'; see anchor3r --help", 2)
+    from anchor3r.cli.output import json_only
+
+    with json_only("--json" in rest and not {"-h", "--help"} & set(rest)):
+        return _outcome(name, rest)
+
+
+def _outcome(name: str, arguments: Sequence[str]) -> int:
+    """Runs a command; the exit code, after whatever went wrong has been told."""
     try:
-        _run(name, rest)
+        _run(name, arguments)
     except Anchor3RError as error:
         return _tell(error.for_command_line())
     except KeyboardInterrupt:
@@ -104,7 +125,10 @@ def _exit_code(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except SystemExit as exit_:  # how tyro reports help (0) and wrong usage (2)
-        return exit_.code if isinstance(exit_.code, int) else 2
+        code = exit_.code if isinstance(exit_.code, int) else 2
+        if code:
+            _tell_programs("wrong usage; the standard error says what is wrong", code)
+        return code
     except Exception as error:  # the last resort: even a defect of ours is told politely
         if is_interrupt(error):
             return _tell("interrupted", 130)
@@ -112,7 +136,17 @@ def _exit_code(arguments: Sequence[str]) -> int:
             if error.filename is None:
                 raise  # of the standard output
             return _tell(f"{error.filename}: {error.strerror}; check the path and what you may do there")
-        return _tell_of_defect(error, arguments)
+        return _tell_of_defect(error, (name, *arguments))
+    return 0
+
+
+def _print_completion(arguments: Sequence[str]) -> int:
+    """A script that lets a shell complete commands, options and file names."""
+    if list(arguments) not in (["bash"], ["zsh"], ["tcsh"]):
+        return _tell("--print-completion takes the name of a shell: bash, zsh or tcsh", 2)
+    from anchor3r.cli.completion import completion_script
+
+    print(completion_script(arguments[0], {name: _command(name) for name in COMMANDS}))
     return 0
 
 
@@ -135,16 +169,26 @@ def _tell_of_defect(error: Exception, arguments: Sequence[str]) -> int:
     return _tell(f"a defect of anchor3r, which nobody foresaw ({reason}); {where}", 3)
 
 
+def _command(name: str) -> Any:
+    """A command's function, or its functions by the names of subcommands."""
+    module, attribute = COMMANDS[name][0].split(":")
+    return getattr(import_module(f"anchor3r.cli.{module}"), attribute)
+
+
 def _run(name: str, arguments: Sequence[str]) -> None:
     import tyro
 
-    module, attribute = COMMANDS[name][0].split(":")
-    command = getattr(import_module(f"anchor3r.cli.{module}"), attribute)
-    prog, config = f"anchor3r {name}", (tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone)
+    from anchor3r.cli.output import print_json
+
+    command, config = _command(name), (tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone)
+    prog = f"anchor3r {name}"
     if isinstance(command, dict):
-        tyro.extras.subcommand_cli_from_dict(command, prog=prog, args=arguments, config=config)
+        result = tyro.extras.subcommand_cli_from_dict(command, prog=prog, args=arguments, config=config)
+        name = f"{name}-{arguments[0]}"
     else:
-        tyro.cli(command, prog=prog, args=arguments, config=config)
+        result = tyro.cli(command, prog=prog, args=arguments, config=config)
+    if result is not None:
+        print_json(name, result)
 
 
 def _overview() -> str:
@@ -154,5 +198,6 @@ def _overview() -> str:
         "usage: anchor3r COMMAND [OPTIONS]\n\n"
         "Streaming 3D reconstruction: a video in, a trajectory and a map out.\n\n"
         f"commands:\n{commands}\n\n"
-        "'anchor3r help COMMAND' lists a command's options; 'anchor3r --version' tells the version."
+        "'anchor3r help COMMAND' lists a command's options; 'anchor3r --version' tells the version.\n"
+        "Every command takes --json. 'anchor3r --print-completion bash' prints a script for the shell."
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
+from anchor3r.cli.output import Json, print_json
 from anchor3r.cli.progress import progress
 from anchor3r.cli.view import beside
 from anchor3r.errors import Anchor3RError, is_interrupt
@@ -20,7 +20,7 @@ from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, MapSettings
 if TYPE_CHECKING:
     from anchor3r.pipeline.mapper import Update
     from anchor3r.pipeline.mapping import MappingRun
-    from anchor3r.sources.images import PhotoSequence
+    from anchor3r.sources import Source
 
 Switch = Annotated[bool, tyro.conf.FlagCreatePairsOff]
 _DEFAULTS = MapSettings()
@@ -36,14 +36,15 @@ def map_source(
     stop: int | None = None,
     stride: int = 1,
     camera: tyro.conf.OmitArgPrefixes[CameraOptions] = NOTHING_STATED,
+    order: Literal["auto", "stream", "none"] = "auto",
     resume: Switch = False,
     overwrite: Switch = False,
     dense: Switch = False,
     view: Switch = False,
     rerun: str | None = None,
     verbose: Switch = False,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Stream a source into a map.
 
     Killed at any moment it goes on with --resume to the same result; it can be looked at while it grows.
@@ -57,6 +58,8 @@ def map_source(
         stop: Frame to stop before; a resumed map may go on beyond its first one.
         stride: Take one frame out of so many.
         camera: What is known beyond what the source says.
+        order: stream takes images one after the other, as a video; none matches all with all, as photographs
+            need it (up to some hundreds; with COLMAP); auto looks which of both they are.
         resume: Go on with the map in that folder, if there is one.
         overwrite: Replace the map in that folder, if there is one.
         dense: Then measure the depth of keyframes, as `anchor3r densify` does; again after `anchor3r refine`.
@@ -64,11 +67,9 @@ def map_source(
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
         rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
             the address of one, NAME.rrd records into a file.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
-    from anchor3r.sources.images import PhotoSequence
 
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
@@ -80,57 +81,74 @@ def map_source(
     ):
         from anchor3r.pipeline.mapping import MappingRun, predictor_of
 
-        if isinstance(frames, PhotoSequence) and not resume:
-            _tell_of_photographs(frames)
-        predictor = predictor_of(settings)
-        with (
-            _live(rerun) as show,
-            MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
-        ):
-            stream(run, show)
-        summary = run.summary()
+        if _are_unordered(frames, order, resume=resume):
+            summary = _map_photos(frames, out, settings, overwrite=overwrite)
+        else:
+            predictor = predictor_of(settings)
+            with (
+                _live(rerun) as show,
+                MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
+            ):
+                stream(run, show)
+            summary = run.summary()
         if not dense or summary["failure"] is not None:
-            _tell(summary, as_json=as_json)
-            return
-    _densify(out, settings.threads, summary, as_json=as_json)
+            _tell(summary)
+            return summary
+    return _densify(out, settings.threads, summary)
 
 
-def _densify(out: Path, threads: int | None, summary: dict[str, Any], *, as_json: bool) -> None:
+def _densify(out: Path, threads: int | None, summary: dict[str, Any]) -> dict[str, Any]:
     """Measures depth in a map that is finished, and tells of both."""
     from anchor3r.cli import densify
     from anchor3r.pipeline.densify import densify_map
     from anchor3r.pipeline.settings import DensifySettings
 
-    if not as_json:
-        _tell(summary, as_json=False)
+    _tell(summary)
     with densify.told_how_to_go_on(out), densify.densifying_progress() as show:
         depths = densify_map(out, DensifySettings(threads=threads), progress=show)
-    print(json.dumps(summary | {"dense": depths}) if as_json else densify.in_words(depths), flush=True)
+    print(densify.in_words(depths), flush=True)
+    return summary | {"dense": depths}
 
 
-def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
+def _tell(summary: dict[str, Any]) -> None:
     """Prints the summary; of a map without a pose only as JSON, and ends with an error."""
-    if as_json:
-        print(json.dumps(summary), flush=True)
     if summary["failure"] is not None:
+        print_json("map", summary)
         raise Anchor3RError(summary["failure"])
-    if not as_json:
-        print(_in_words(summary), flush=True)
+    print(_in_words(summary), flush=True)
 
 
-def _tell_of_photographs(images: PhotoSequence) -> None:
-    """Photographs in no order do not make a stream: say so before they are mapped as one."""
+def _are_unordered(source: Source, order: str, *, resume: bool) -> bool:
+    """Whether images are photographs in no order, which are not to be mapped as if they were a video."""
     from anchor3r.pipeline.shortfall import separate_photographs
+    from anchor3r.sources.images import PhotoSequence
 
-    order = images.out_of_order()
-    told = order or separate_photographs(images)
+    if order == "none":
+        if not source.seekable:
+            raise Anchor3RError(f"{source.uri} passes by; only images that stay can be matched all with all")
+        if resume:
+            raise Anchor3RError("--order none places all images at once: --overwrite instead of --resume")
+        return True
+    if order == "stream" or resume or not isinstance(source, PhotoSequence):
+        return False
+    told = source.out_of_order() or separate_photographs(source)
     if told:
         print(
-            f"anchor3r: {images.uri} looks like separate photographs, not like a video: {told}. They are "
-            "mapped one after the other as their names sort; where neighbours hardly overlap, poses will be "
-            "missing or wrong. Film instead, or use a photogrammetry program such as COLMAP",
+            f"anchor3r: {source.uri} looks like separate photographs, not like a video: {told}. They are "
+            "matched all with all; if they are a video, say --order stream",
             file=sys.stderr,
         )
+    return told is not None
+
+
+def _map_photos(source: Source, out: Path, settings: MapSettings, *, overwrite: bool) -> dict[str, Any]:
+    from anchor3r.pipeline.photos import map_photos
+
+    with progress("reading", len(source.wanted), "photographs") as advance:
+        return map_photos(
+            source, out, settings, overwrite=overwrite,
+            progress=lambda stage, done, total: advance(done, stage, total),
+        )  # fmt: skip
 
 
 Show = Callable[["MappingRun", "Update"], None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from anchor3r.cli.map import Switch
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.store import OFFLINE
@@ -27,8 +27,8 @@ def refine(
     accept_loop: Events = (),
     reject_loop: Events = (),
     redo_loops: Switch = False,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Close loops in a finished map and average all its poses.
 
     The refined poses lie beside the online ones and those of refinements of other names; view, export,
@@ -43,14 +43,14 @@ def refine(
         accept_loop: Believe this event of loops.csv, whatever the map says; may be given several times.
         reject_loop: Leave this event out; may be given several times.
         redo_loops: Look for loops anew, and forget verdicts by hand.
-        as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.pipeline.refine import LoopChoices, refine_map
 
     choices = LoopChoices(accept=tuple(accept_loop), reject=tuple(reject_loop), redo=redo_loops)
     with refining_progress() as show:
         summary = refine_map(folder, settings, name=name, choices=choices, progress=show)
-    print(json.dumps(summary) if as_json else _in_words(summary))
+    print(_in_words(summary))
+    return summary
 
 
 @contextmanager

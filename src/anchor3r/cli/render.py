@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.report.map_outputs import RenderSettings, render_map
 
 _DEFAULTS = RenderSettings()
@@ -16,7 +17,8 @@ def render(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     out: Path,
     settings: tyro.conf.OmitArgPrefixes[RenderSettings] = _DEFAULTS,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Draw a map: its points, the camera's path, and the ground truth if the map has one.
 
     Args:
@@ -24,4 +26,6 @@ def render(
         out: PNG file to write.
         settings: How it is drawn.
     """
-    print(f"{out}: {render_map(folder, out, settings)}")
+    what = render_map(folder, out, settings)
+    print(f"{out}: {what}")
+    return {"map": folder, "out": out, "what": what}

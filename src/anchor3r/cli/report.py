@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
+
+from anchor3r.cli.output import Json
 
 
 def report(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
     out: Path,
     poses: str | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Write one page about a map: figures, pictures, charts, loops and warnings.
 
     The page is a single file that loads nothing from elsewhere: it can be sent and kept.
@@ -28,3 +31,4 @@ def report(
     print(f"{out}: a page about {folder}, {len(warnings)} warnings")
     for warning in warnings:
         print(f"  {warning}")
+    return {"map": folder, "out": out, "warnings": warnings}

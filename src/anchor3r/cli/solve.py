@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import check_output
 from anchor3r.pipeline.settings import Method
@@ -27,7 +28,8 @@ def solve(
     loss: Literal["gm", "none"] = "gm",
     out: Path | None = None,
     report: Path | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Solve any motion graph: relative poses in, camera poses out.
 
     The start is the poses that a .g2o file has for its vertices, else one pass of online medians. Every
@@ -70,6 +72,7 @@ def solve(
             "each has a world of its own",
             file=sys.stderr,
         )
+    return summary
 
 
 def _insist_on_solution(path: Path, poses: SE3, solved: Report) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 
@@ -136,7 +137,8 @@ def train(
     seed: int | None = None,
     machine: tyro.conf.OmitArgPrefixes[MachineOptions] = _ONE_THREAD,
     cost: bool = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Train a network on a recipe: tiny (CPU, rendered worlds), paper (GPUs, data sets), or the paper's
     ablations at their own size (ablation-small) or in miniature on rendered worlds (ablation).
 
@@ -158,18 +160,22 @@ def train(
     from anchor3r.training.recipes import load_recipe
 
     replaced = changes.given() | data.opened(recipe)
+    runs: list[Path] = []
     for name, number, folder in ablation.runs(out, seed):
         chosen = load_recipe(recipe, seed=number, variant=name, **replaced)
         _run(chosen, folder, machine, resume=True)
+        runs.append(folder)
     if ablation.every_variant:
-        return
+        return {"runs": runs, "cost": None}
     chosen = load_recipe(recipe, needs_data=not cost, seed=seed, variant=ablation.variant, **replaced)
     if cost:
         from anchor3r.training.cost import step_cost
 
-        print(step_cost(chosen).in_words())
-        return
+        counted = step_cost(chosen)
+        print(counted.in_words())
+        return {"runs": [], "cost": asdict(counted)}
     _run(chosen, _folder(out), machine, resume=resume)
+    return {"runs": [out], "cost": None}
 
 
 def _print_sets(sets: Sets, num_frames: int) -> None:

@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
+from anchor3r.cli.output import Json, print_json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.extras import optional_library
@@ -30,7 +32,8 @@ def view(
     points: int = ViewSettings.point_budget,
     poses: str | None = None,
     wait: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any] | None:
     """Show a map in the browser, also while it grows.
 
     Points, path and cameras move when other poses are chosen or the map is refined. Ctrl-C ends it.
@@ -58,14 +61,16 @@ def view(
     if save is not None:
         with progress("reading points", 100, "%") as advance:
             page, count = save_page(folder, save, point_budget=points, progress=advance, poses=poses)
-        print(f"{page}: {count:,} points, {page.stat().st_size / 1e6:.1f} MB; any browser opens it")
-        return
+        size = page.stat().st_size
+        print(f"{page}: {count:,} points, {size / 1e6:.1f} MB; any browser opens it")
+        return {"map": folder, "url": None, "page": page, "points": count, "bytes": size}
     _insist_on_viser()
     from anchor3r.viewer.server import serve_map
 
     _warn_of_strangers(host)
     with suppress(KeyboardInterrupt):  # how a view is meant to end
-        serve_map(folder, host, port, announce=_announce, wait=wait, poses=poses)
+        serve_map(folder, host, port, announce=partial(_announce, folder), wait=wait, poses=poses)
+    return None
 
 
 @contextmanager
@@ -108,7 +113,9 @@ def _warn_of_strangers(host: str) -> None:
         )
 
 
-def _announce(url: str) -> None:
+def _announce(folder: Path, url: str) -> None:
+    told = {"map": folder, "url": url, "page": None, "points": None, "bytes": None}
+    print_json("view", told)
     print(f"the map is at {url} (Ctrl-C ends)", flush=True)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 
 
@@ -17,7 +18,8 @@ def world(
     width: int | None = None,
     height: int | None = None,
     fov: float | None = None,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Write a synthetic sequence with exact ground truth.
 
     The layout is that of KITTI odometry: images, depth, calibration, times and poses. The same options give
@@ -40,3 +42,4 @@ def world(
     with progress("rendering", frames, "frames") as advance:
         folder = write_kitti(make_world(config), out, progress=lambda done, _: advance(done, "rendering"))
     print(f"{folder}: {frames} frames, {config.kind}, {config.motion}")
+    return {"folder": folder, "frames": frames, "kind": config.kind, "motion": config.motion}

@@ -99,7 +99,8 @@ def import_trajectory(
     depth: a folder with a depth image (16-bit .png) or array (.npy) for each frame, in the poses' scale.
     """
     poses = _read_poses(Path(trajectory), source, settings)
-    predictor = _ImportedPoses(poses, Path(trajectory), settings, _DepthFiles.of(depth, settings.depth_units))
+    name = f"poses of {Path(trajectory).name}"
+    predictor = ImportedPoses(poses, name, settings, _DepthFiles.of(depth, settings.depth_units))
     kept = MapSettings(keep_images=settings.keep_images, window=settings.window)
     with MappingRun(source, predictor, out, kept, overwrite=overwrite) as run:
         for _ in run:
@@ -114,7 +115,7 @@ def import_trajectory(
 
 
 @dataclass(frozen=True)
-class _PairedPoses:
+class PairedPoses:
     """Poses in the order of what frames are found by: their time, or their index in the source."""
 
     key: NDArray[np.float64]
@@ -123,14 +124,20 @@ class _PairedPoses:
     """(n,)"""
     by_time: bool
     tolerance: float
+    group: NDArray[np.int64] | None = None
+    """(n,) poses of different groups are in worlds of their own; None is one group"""
 
-    def of(self, frame: Frame) -> SE3 | None:
+    def of(self, frame: Frame) -> tuple[SE3, int] | None:
+        """The pose of a frame, and its group."""
         query = np.array([frame.timestamp_s if self.by_time else frame.index], np.float64)
         _, nearest = nearest_in_time(query, self.key, self.tolerance)
-        return self.camera_from_world[int(nearest[0])] if len(nearest) else None
+        if not len(nearest):
+            return None
+        row = int(nearest[0])
+        return self.camera_from_world[row], 0 if self.group is None else int(self.group[row])
 
 
-def _read_poses(path: Path, source: Source, settings: ImportSettings) -> _PairedPoses:
+def _read_poses(path: Path, source: Source, settings: ImportSettings) -> PairedPoses:
     model = path if path.is_dir() else path.parent
     if path.is_dir() or path.name in ("images.txt", "images.bin"):
         return _colmap_poses(model, source)
@@ -141,13 +148,13 @@ def _read_poses(path: Path, source: Source, settings: ImportSettings) -> _Paired
     )
     if not by_time:
         index = source.wanted.start + source.wanted.step * np.arange(len(trajectory), dtype=np.float64)
-        return _PairedPoses(index, trajectory.camera_from_world, False, 0.0)
+        return PairedPoses(index, trajectory.camera_from_world, False, 0.0)
     if trajectory.timestamps_s is None:
         raise Anchor3RError(f"{path} has no times to pair its poses by; pair them by order")
     order = np.argsort(trajectory.timestamps_s, kind="stable")
     ordered = trajectory.select(order)
     assert ordered.timestamps_s is not None
-    return _PairedPoses(ordered.timestamps_s, ordered.camera_from_world, True, settings.max_time_difference)
+    return PairedPoses(ordered.timestamps_s, ordered.camera_from_world, True, settings.max_time_difference)
 
 
 def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
@@ -173,7 +180,7 @@ def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
     )
 
 
-def _colmap_poses(folder: Path, source: Source) -> _PairedPoses:
+def _colmap_poses(folder: Path, source: Source) -> PairedPoses:
     """Poses of a COLMAP model, whose images are found in the source by their names."""
     if not isinstance(source, ImageSequence):
         raise Anchor3RError(
@@ -190,10 +197,10 @@ def _colmap_poses(folder: Path, source: Source) -> _PairedPoses:
     quat_wxyz = np.array([images[k].quat_wxyz for k in rows]).reshape(-1, 4)
     translation = np.array([images[k].translation for k in rows]).reshape(-1, 3)
     index = np.array([i for i, _ in found], np.float64)
-    return _PairedPoses(index, SE3(rotation_from_quat(quat_wxyz), translation), False, 0.0)
+    return PairedPoses(index, SE3(rotation_from_quat(quat_wxyz), translation), False, 0.0)
 
 
-def _span(poses: _PairedPoses) -> str:
+def _span(poses: PairedPoses) -> str:
     return f"{poses.key[0]:.3f} to {poses.key[-1]:.3f} s" if len(poses.key) else "no pose"
 
 
@@ -248,20 +255,22 @@ class _State:
 class _Posed:
     index: int
     camera_from_world: SE3
+    group: int
 
 
-class _ImportedPoses(Predictor):
+class ImportedPoses(Predictor):
     """Windows of poses that are known already."""
 
     def __init__(
-        self, poses: _PairedPoses, path: Path, settings: ImportSettings, depth: _DepthFiles | None
+        self, poses: PairedPoses, name: str, settings: ImportSettings, depth: _DepthFiles | None
     ) -> None:
-        self._poses, self._path, self._settings, self._depth = poses, path, settings, depth
+        """`name` says where the poses come from."""
+        self._poses, self._name, self._settings, self._depth = poses, name, settings, depth
         self.reset()
 
     @property
     def name(self) -> str:
-        return f"poses of {self._path.name}"
+        return self._name
 
     @property
     def window(self) -> int:
@@ -280,15 +289,17 @@ class _ImportedPoses(Predictor):
 
     def reset(self) -> None:
         self._state = _State(number=0, num_found=0, recent=[])
-        self._recent: deque[_Posed] = deque(maxlen=self.window - 1)
+        self._recent: dict[int, deque[_Posed]] = {}
 
     def step(self, frame: Frame) -> WindowPrediction:
-        number, pose = self._state.number, self._poses.of(frame)
+        number, found = self._state.number, self._poses.of(frame)
         self._state.number += 1
-        if pose is None:
+        if found is None:
             return _window(frame, [], None, self._settings)
-        members = list(self._recent)
-        self._recent.append(_Posed(frame.index, pose))
+        pose, group = found
+        recent = self._recent_of(group)
+        members = list(recent)
+        recent.append(_Posed(frame.index, pose, group))
         self._state.num_found += 1
         if self._depth is not None:
             frame = replace(frame, depth_m=self._depth.read(number, frame))
@@ -298,11 +309,18 @@ class _ImportedPoses(Predictor):
         raise Anchor3RError("imported poses measure no loops; name a predictor that does, such as features")
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        return to_arrays(replace(self._state, recent=list(self._recent)))
+        recent = [posed for group in self._recent.values() for posed in group]
+        return to_arrays(replace(self._state, recent=recent))
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         self._state = from_arrays(_State, state)
-        self._recent = deque(self._state.recent, maxlen=self.window - 1)
+        self._recent = {}
+        for posed in self._state.recent:
+            self._recent_of(posed.group).append(posed)
+
+    def _recent_of(self, group: int) -> deque[_Posed]:
+        """The latest frames of a group, oldest first."""
+        return self._recent.setdefault(group, deque(maxlen=self.window - 1))
 
 
 def _window(

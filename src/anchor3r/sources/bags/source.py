@@ -161,7 +161,7 @@ def _image_topic(recording: Recording, asked: str | None) -> Topic:
         raise Anchor3RError(f"{recording.path} has no images; {_listed(recording, images)}")
     raise Anchor3RError(
         f"{recording.path} has images under several topics; choose one, such as bag:{recording.path}?topic="
-        f"{seen[0].name}\n{_table(seen)}"
+        f"{seen[0].name}; there are {_table(seen)}"
     )
 
 
@@ -172,14 +172,13 @@ def _has_raw(name: str, names: set[str]) -> bool:
 
 def _listed(recording: Recording, images: list[Topic]) -> str:
     if images:
-        return f"there are images under\n{_table(images)}"
+        return f"there are images under {_table(images)}"
     every = sorted(recording.topics.values(), key=lambda topic: topic.name)
-    return f"its topics are\n{_table(every)}" if every else "it has no topic at all"
+    return f"its topics are {_table(every)}" if every else "it has no topic at all"
 
 
 def _table(topics: list[Topic]) -> str:
-    width = max(len(topic.name) for topic in topics)
-    return "\n".join(f"  {topic.name:{width}}  {topic.count:6} × {topic.kind}" for topic in topics)
+    return ", ".join(f"{topic.name} ({topic.count} × {topic.kind})" for topic in topics)
 
 
 def _first_image(recording: Recording, topic: str) -> tuple[tuple[int, int] | None, str]:
@@ -220,7 +219,7 @@ def _calibration(recording: Recording, topic: str, asked: str | None) -> Any:
         if not found:
             raise Anchor3RError(
                 f"{recording.path} has no calibration under {asked}"
-                + (f"; there are\n{_table(cameras)}" if cameras else ", nor under any other topic")
+                + (f"; there are {_table(cameras)}" if cameras else ", nor under any other topic")
             )
     else:
         namespace = _namespace(topic)
@@ -246,7 +245,7 @@ def _reference(recording: Recording, camera_frame: str, asked: str | None) -> Ti
         if not chosen:
             raise Anchor3RError(
                 f"{recording.path} has no poses under {asked}"
-                + (f"; there are\n{_table(poses)}" if poses else ", nor under any other topic")
+                + (f"; there are {_table(poses)}" if poses else ", nor under any other topic")
             )
     return _timed_poses(recording, chosen[0].name, camera_frame)
 
