@@ -206,7 +206,7 @@ class MapWriter:
         image_side = config.image_side if config.keep_images else 0
         bulk = list(rows.bulk(frame, prediction, image_side, config.image_quality))
         with self._busy:
-            with explained(self.folder), self._whole_frame():
+            with explained(self.folder), self._all_or_nothing():
                 for row in [*decisive, *bulk, self._runtime(frame.index)]:
                     row.insert(self._database)
             self.last_frame = frame.index
@@ -274,8 +274,7 @@ class MapWriter:
     def save_snapshot(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Keeps the mapper's state right after the last recorded frame, instead of any earlier one."""
         started = time.monotonic()
-        with self._busy, explained(self.folder):
-            self._begin()
+        with self._busy, explained(self.folder), self._all_or_nothing():
             self._database.execute("DELETE FROM snapshots")
             for row in rows.snapshot(self.last_frame, state):
                 row.insert(self._database)
@@ -456,18 +455,18 @@ class MapWriter:
             self._database.execute("BEGIN IMMEDIATE")
 
     @contextmanager
-    def _whole_frame(self) -> Iterator[None]:
-        """Undoes a frame of which only a part could be written."""
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undoes a frame or a snapshot of which only a part could be written."""
         self._begin()
-        self._database.execute("SAVEPOINT frame")
+        self._database.execute("SAVEPOINT part")
         try:
             yield
         except BaseException:
             # On a full disk SQLite has already gone back to the last commit by itself.
             if self._database.in_transaction:
-                self._database.execute("ROLLBACK TO frame")
+                self._database.execute("ROLLBACK TO part")
             raise
-        self._database.execute("RELEASE frame")
+        self._database.execute("RELEASE part")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
