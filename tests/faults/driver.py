@@ -4,8 +4,8 @@
     python tests/faults/driver.py --minutes 10     two writers, a reader and a viewer for as long
 
 A child maps a short stream and tells through a pipe which frames are acknowledged (committed). A fault is put
-into it: through the connections that the store opens, through its own files (`io.files`), or through limits of
-the system. After each the map has to open, to hold every acknowledged frame, and to be gone on with to the
+into it: through the connections that the store opens, through its own files (`io.files`), or through limits
+of the system. After each the map has to open, to hold every acknowledged frame, and to be gone on with to the
 very bits of a map that nothing has happened to.
 """
 

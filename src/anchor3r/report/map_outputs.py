@@ -59,7 +59,7 @@ def report_map(folder: Path | str, out: Path | str, poses: str | None = None) ->
     with (
         load_map(folder) as scene_map,
         scene_map.frozen(),
-    ):  # a page about one moment, though the map may grow
+    ):  # the page is about one moment
         chosen = poses or best_poses(scene_map.trajectory_names())
         notice = NOT_A_RECONSTRUCTION if scene_map.meta.get("ground_truth_predictor") else ""
         return write_report(Path(out), scene_map, chosen, notice=notice)
