@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
-.PHONY: help browser demo test format bench peers clean
+.PHONY: help browser demo test fuzz faults digests lock format bench peers clean
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -31,6 +31,15 @@ test: $(VENV)/installed  ## style, types and tests
 	$(BIN)/mypy
 	MYPYPATH=src:tests:benchmarks:$$(printf '%s:' tests/*/) $(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/pytest -n 2
+
+fuzz: $(VENV)/installed  ## 5,000 hostile inputs through the command line, and all that ever failed (out/fuzz)
+	$(BIN)/python tests/fuzz/campaign.py --corpus --cases 5000 --jobs 2 --out out/fuzz
+
+faults: $(VENV)/installed  ## kill, fail, fill and fool the store at every place; what survives, as a table
+	$(BIN)/python tests/faults/driver.py --minutes 10
+
+digests: $(VENV)/installed  ## the same bits again, with two threads, without caches, and as stored for this CPU
+	$(BIN)/python tests/determinism/digests.py --cold
 
 browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)
 	@if command -v chromium google-chrome; then true; \

@@ -232,10 +232,19 @@ def test_text_of_a_map_is_no_script(copied: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("camera_depth", 10**9), ("camera_iterations", 10**5), ("dim", "x"), ("depth", None), ("window", -1),
-        ("head_layers", [0, 1]), ("matching", 5), ("encoder", {}), ("num_heads", 0), ("new", 1), ("area", 1e30),
+        ("camera_depth", 10**9),
+        ("camera_iterations", 10**5),
+        ("dim", "x"),
+        ("depth", None),
+        ("window", -1),
+        ("head_layers", [0, 1]),
+        ("matching", 5),
+        ("encoder", {}),
+        ("num_heads", 0),
+        ("new", 1),
+        ("area", 1e30),
     ],
-)  # fmt: skip
+)
 def test_configurations_are_checked_before_they_are_used(field: str, value: object, run: Run) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -297,12 +306,16 @@ def test_a_changed_bit_is_found_out(table: str, column: str, copied: Path, run: 
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE points SET points = x'00', checksum = NULL", "UPDATE points SET colours = x'ff', checksum = NULL",
-        "UPDATE points SET width = 100000, height = 100000, checksum = NULL", "UPDATE poses SET pose = x'00', checksum = NULL",
-        "UPDATE points SET camera = '[]', checksum = NULL", "UPDATE meta SET value = '{'", "UPDATE meta SET value = '5'",
+        "UPDATE points SET points = x'00', checksum = NULL",
+        "UPDATE points SET colours = x'ff', checksum = NULL",
+        "UPDATE points SET width = 100000, height = 100000, checksum = NULL",
+        "UPDATE poses SET pose = x'00', checksum = NULL",
+        "UPDATE points SET camera = '[]', checksum = NULL",
+        "UPDATE meta SET value = '{'",
+        "UPDATE meta SET value = '5'",
         "DROP TABLE points",
     ],
-)  # fmt: skip
+)
 def test_contents_that_no_mapper_wrote_are_refused(statement: str, copied: Path, run: Run) -> None:
     change(copied, statement)
     for number, kind in enumerate(("ply", "glb")):
@@ -343,11 +356,20 @@ SMALL = "world:3?frames=4&width=16&height=16"
 @pytest.mark.parametrize(
     "options",
     [
-        ("--intrinsics", "nan,nan,nan,nan"), ("--fov", "70", "--distortion", "nan"), ("--fov", "nan"),
-        ("--window", "0"), ("--window", "-5"), ("--window", "100000000"), ("--seed", "-1"), ("--seed", str(10**30)),
-        ("--threads", "0"), ("--threads", "100000"), ("--start", str(10**30)), ("--stride", str(10**30)),
+        ("--intrinsics", "nan,nan,nan,nan"),
+        ("--fov", "70", "--distortion", "nan"),
+        ("--fov", "nan"),
+        ("--window", "0"),
+        ("--window", "-5"),
+        ("--window", "100000000"),
+        ("--seed", "-1"),
+        ("--seed", str(10**30)),
+        ("--threads", "0"),
+        ("--threads", "100000"),
+        ("--start", str(10**30)),
+        ("--stride", str(10**30)),
     ],
-)  # fmt: skip
+)
 def test_options_without_sense_are_refused(options: tuple[str, ...], run: Run) -> None:
     assert run("map", SMALL, "--predictor", "ground-truth", "--out", "out", *options)[0] == 1
 

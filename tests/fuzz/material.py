@@ -94,7 +94,7 @@ def _pictures(folder: Path) -> None:
     for number in range(4):
         image = Image.open(folder / f"kitti/sequences/03/image_2/{number:06d}.png")
         image.save(images / f"{number}.png")
-        for suffix in ("jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
+        for suffix in ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
             image.save(folder / f"{number}.{suffix}")
     _video(folder / "clip.mp4", images)
     # Too few frames for a pose, which is no matter: the kernels are loaded.
