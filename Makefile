@@ -41,6 +41,9 @@ faults: $(VENV)/installed  ## kill, fail, fill and fool the store at every place
 digests: $(VENV)/installed  ## the same bits again, with two threads, without caches, and as stored for this CPU
 	$(BIN)/python tests/determinism/digests.py --cold
 
+lock: $(VENV)/installed  ## requirements.lock: what the wheel needs, pinned with hashes, for this platform
+	$(BIN)/python packaging/lock.py
+
 browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)
 	@if command -v chromium google-chrome; then true; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \

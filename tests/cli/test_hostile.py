@@ -396,7 +396,8 @@ def test_archives_that_unpack_to_gigabytes_are_refused(run: Run) -> None:
 def test_pipes_and_devices_are_no_files(name: str, run: Run) -> None:
     os.mkfifo(name)
     commands = {
-        "in.npz": ("solve", name), "in.g2o": ("solve", name), "in.tum": ("evaluate", "trajectory", name, name),
+        "in.npz": ("solve", name), "in.g2o": ("solve", name),
+        "in.tum": ("evaluate", "trajectory", name, name),
         "in.safetensors": ("convert", "vggt", name, "--out", "out.safetensors"),
     }  # fmt: skip
     assert run(*commands.get(name, ("map", name, "--out", "out")))[0] == 1

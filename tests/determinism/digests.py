@@ -116,13 +116,9 @@ def main() -> int:
             if given.cold:
                 cache = str(Path(folder) / "cache")
                 again["a cold cache"] = run(name, Path(folder) / f"{name} cold", NUMBA_CACHE_DIR=cache)
-            wrong += [
-                f"{name}: other bits with {how}" for how, digest in again.items() if digest != found[name]
-            ]
-            print(
-                f"{name}: {found[name]}, the same with {', '.join(again)}" if not wrong else wrong[-1],
-                flush=True,
-            )
+            other = [f"{name}: other bits with {how}" for how, bits in again.items() if bits != found[name]]
+            print("\n".join(other) or f"{name}: {found[name]}, the same with {', '.join(again)}", flush=True)
+            wrong += other
     stored = json.loads(STORED.read_text()) if STORED.exists() else {}
     if given.record and not wrong:
         entry = {

@@ -13,7 +13,9 @@ def test_a_second_run_with_two_threads_has_the_same_bits(tmp_path: Path) -> None
 
 
 def test_a_change_says_when_and_why_the_digest_was_stored() -> None:
-    stored = {"cpu": {"date": "2026-01-02", "why": "new solver", "versions": versions(), "digests": {"a": "1"}}}
+    stored = {
+        "cpu": {"date": "2026-01-02", "why": "new solver", "versions": versions(), "digests": {"a": "1"}}
+    }
     assert compare({"a": "1"}, "cpu", stored) == []
     said = " ".join(compare({"a": "2"}, "cpu", stored))
     assert "2026-01-02 (new solver)" in said

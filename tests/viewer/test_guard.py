@@ -53,7 +53,10 @@ def test_a_socket_of_another_origin_gets_nothing() -> None:
 
 
 def test_the_viewer_ends_with_the_mapping(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from anchor3r.cli.view import beside\nwith beside(Path(sys.argv[1])): time.sleep(600)"
+    code = (
+        "import sys, time; from pathlib import Path; from anchor3r.cli.view import beside\n"
+        "with beside(Path(sys.argv[1])): time.sleep(600)"
+    )
     mapping = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "map")], start_new_session=True)
     try:
         viewer = _child_of(mapping.pid)
