@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import decoding
+from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
@@ -406,15 +406,18 @@ class MapWriter:
         """
         about: dict[str, Any] = {"poses": poses, "identity": identity, "complete": False, "summary": {}}
         about = json.loads(json.dumps(about))
-        known = json.loads(
-            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
-        )
+        known = self._densification()
         with self._transaction():
             self._database.execute(KEYFRAME_DEPTHS)
             if known.get("identity") != about["identity"] or known.get("poses") != poses:
                 self._database.execute("DELETE FROM keyframe_depths")
                 self._replace_meta({DENSIFICATION_KEY: about})
             return {row[0] for row in self._database.execute("SELECT frame FROM keyframe_depths")}
+
+    def _densification(self) -> dict[str, Any]:
+        text = self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
+        known = parse_json(text, f"{self.folder}: {DATABASE}, {DENSIFICATION_KEY}")
+        return known if isinstance(known, dict) else {}
 
     def write_keyframe_depth(self, view: KeyframeDepth) -> None:
         """Keeps the measured depth of one more keyframe, durable at once."""
@@ -424,9 +427,7 @@ class MapWriter:
 
     def finish_depths(self, summary: Mapping[str, object]) -> None:
         """Notes that all keyframes have their depths, and what came out (JSON)."""
-        known = json.loads(
-            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
-        )
+        known = self._densification()
         self.write_meta(**{DENSIFICATION_KEY: known | {"complete": True, "summary": summary}})
 
     def _forget_loops(self, search: int) -> None:
