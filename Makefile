@@ -18,7 +18,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
-.PHONY: help browser demo test install-test format bench peers clean
+.PHONY: help browser demo test install-test fuzz faults digests lock format bench peers clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -34,6 +34,18 @@ test: $(VENV)/installed  ## style, types and tests
 
 install-test: $(VENV)/installed  ## build wheel and sdist, install them into a clean environment, run them
 	$(BIN)/pytest -m slow tests/test_install.py
+
+fuzz: $(VENV)/installed  ## 5,000 hostile inputs through the command line, and all that ever failed (out/fuzz)
+	$(BIN)/python tests/fuzz/campaign.py --corpus --cases 5000 --jobs 2 --out out/fuzz
+
+faults: $(VENV)/installed  ## kill, fail, fill and fool the store at every place; what survives, as a table
+	$(BIN)/python tests/faults/driver.py --minutes 10
+
+digests: $(VENV)/installed  ## the same bits again, with two threads, without caches, and as stored for this CPU
+	$(BIN)/python tests/determinism/digests.py --cold
+
+lock: $(VENV)/installed  ## requirements.lock: what the wheel needs, pinned with hashes, for this platform
+	$(BIN)/python packaging/lock.py
 
 browser:  ## install Debian's Chromium, in which the viewer is tested (or say how)
 	@if command -v chromium google-chrome; then true; \

@@ -10,14 +10,15 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.threads import chosen_threads, limited_threads, num_cores
 
 
-def test_one_thread_unless_the_work_gains_or_the_user_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_unless_the_work_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert chosen_threads(None) == 1
     assert chosen_threads(None, gains=True) == num_cores()
     assert chosen_threads(7, gains=True) == 7
+    assert chosen_threads(7) == 1, "results must not depend on it where nothing is gained"
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert chosen_threads(None, gains=True) == 1
-    with pytest.raises(Anchor3RError, match="threads must be at least 1, not 0"):
+    with pytest.raises(Anchor3RError, match="threads must lie in 1 … 1024, not 0"):
         chosen_threads(0)
 
 

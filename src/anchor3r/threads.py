@@ -24,12 +24,16 @@ def num_cores() -> int:
 
 
 def chosen_threads(wanted: int | None, *, gains: bool = False) -> int:
-    """What the user wants, else one, or all cores for work that gains from them."""
+    """One; for work that gains from more, what the user wants, else all cores.
+
+    Sums depend on how they are split over threads. Work that does not gain has one thread whatever is wanted,
+    so that its results are the same bits on every machine of a kind.
+    """
     if wanted is None:
         return num_cores() if gains else 1
     if not 1 <= wanted <= LIMITS.threads:
         raise Anchor3RError(f"--threads must lie in 1 … {LIMITS.threads}, not {wanted}")
-    return wanted
+    return wanted if gains else 1
 
 
 @contextmanager

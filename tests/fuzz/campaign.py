@@ -37,9 +37,13 @@ from case import Outcome, Recipe, fresh_folder, run_case
 from material import make_material
 
 CLASSES = {
-    "maps": (maps, 0.26), "checkpoints": (checkpoints, 0.15), "options": (options, 0.17), "graphs": (graphs, 0.15),
-    "texts": (texts, 0.12), "pictures": (pictures, 0.15),
-}  # fmt: skip
+    "maps": (maps, 0.26),
+    "checkpoints": (checkpoints, 0.15),
+    "options": (options, 0.17),
+    "graphs": (graphs, 0.15),
+    "texts": (texts, 0.12),
+    "pictures": (pictures, 0.15),
+}
 """Generators, and their share of the cases."""
 CORPUS = Path(__file__).parent / "corpus.jsonl"
 SEED = 20

@@ -92,7 +92,7 @@ def _run_in_child(arguments: list[str], folder: Path, out: Path, err: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
         code = main(arguments)
         sys.stdout.flush()
-    except BaseException:  # whatever it is, the campaign wants to know it
+    except BaseException:  # noqa: BLE001  # whatever it is, the campaign wants to know it
         traceback.print_exc()
         sys.stderr.flush()
     finally:

@@ -38,6 +38,10 @@ COMMANDS = {
     "nerfstudio": ["export", "map", "--format", "nerfstudio", "--out", "out"],
     "refine": ["refine", "map", "--keyframe-interval", "3"],
     "refine-again": ["refine", "map", "--no-loops", "--name", "again"],
+    "densify": ["densify", "map", "--keyframe-interval", "4"],
+    "fuse": ["fuse", "map"],
+    "fuse-predicted": ["fuse", "map", "--depths", "predicted"],
+    "mesh": ["export", "map", "--format", "mesh", "--out", "out.ply"],
     "report": ["report", "map", "--out", "out.html"],
     "render": ["render", "map", "--out", "out.png"],
     "evaluate": ["evaluate", "map", "map", "--out", "out"],
@@ -60,7 +64,16 @@ STATEMENTS = (
     "CREATE TRIGGER t AFTER INSERT ON poses BEGIN DELETE FROM frames; END",
     "DROP TABLE points; CREATE VIEW points AS SELECT * FROM frames",
 )  # fmt: skip
-BESIDE = ("view.npz", "loops.csv", "map.sqlite-wal", "map.sqlite-journal", "map.sqlite-shm", "writer.lock")
+BESIDE = (
+    "view.npz",
+    "fused.ply",
+    "fused.ply",
+    "loops.csv",
+    "map.sqlite-wal",
+    "map.sqlite-journal",
+    "map.sqlite-shm",
+    "writer.lock",
+)
 
 
 def draw(rng: Rng, material: Path) -> Recipe:
@@ -82,7 +95,7 @@ def draw(rng: Rng, material: Path) -> Recipe:
     else:
         recipe |= {
             "name": choice(rng, BESIDE),
-            "as": choice(rng, ("bytes", "empty", "folder", "link", "other")),
+            "as": choice(rng, ("bytes", "empty", "folder", "link", "other", "damage")),
         }
     return recipe
 
@@ -107,7 +120,7 @@ def _draw_cell(rng: Rng) -> dict[str, Any]:
 
 
 _BLOBS = ("pose", "covariance", "edges", "information", "points", "colours", "confidence", "jpeg", "true_pose",
-          "descriptor", "data")  # fmt: skip
+          "descriptor", "data", "depth", "normals", "origin")  # fmt: skip
 
 
 def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Check]:
@@ -117,7 +130,7 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
     if recipe["how"] == "disk":
         path.write_bytes(damaged(path.read_bytes(), recipe["damage"]))
     elif recipe["how"] == "beside":
-        _put_beside(scene_map / recipe["name"], recipe["as"], material)
+        _put_beside(scene_map / recipe["name"], recipe, material)
     else:
         _change(path, recipe)
     name = recipe["command"]
@@ -126,7 +139,12 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
         report = folder / "out.html"
         if code == 0 and report.exists() and b"<script>alert" in report.read_bytes():
             return "wrong: text of a map became a script"
-        if code or name not in EXACT or recipe["how"] not in ("disk", "beside"):
+        if (
+            code
+            or name not in EXACT
+            or recipe["how"] not in ("disk", "beside")
+            or recipe.get("name") == "fused.ply"
+        ):
             return None
         same = filecmp.cmp(folder / f"out.{name}", material / f"map.{name}", shallow=False)
         return None if same else "wrong: another result than that of the sound map, with exit code 0"
@@ -134,16 +152,20 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
     return COMMANDS[name], check
 
 
-def _put_beside(path: Path, kind: str, material: Path) -> None:
+def _put_beside(path: Path, recipe: Recipe, material: Path) -> None:
+    kind, before = recipe["as"], path.read_bytes() if path.exists() else b""
     path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
     elif kind == "link":
         path.symlink_to("/dev/zero")
     else:
-        path.write_bytes(
-            {"bytes": b"\x01\xff" * 3000, "empty": b""}.get(kind) or (material / "graph.npz").read_bytes()
-        )
+        known = {
+            "bytes": b"\x01\xff" * 3000,
+            "empty": b"",
+            "damage": damaged(before, recipe.get("damage", [])),
+        }
+        path.write_bytes(known[kind] if kind in known else (material / "graph.npz").read_bytes())
 
 
 def _change(path: Path, recipe: Recipe) -> None:

@@ -39,6 +39,9 @@ def _maps(folder: Path) -> None:
     _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
     _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
     _add_loops(folder / "map")
+    _command("densify", folder / "map", "--keyframe-interval", "4")
+    _command("fuse", folder / "map")
+    _command("export", folder / "map", "--format", "mesh", "--out", folder / "mesh.ply")
     for kind in ("tum", "kitti", "euroc", "ply", "g2o", "glb"):
         _command("export", folder / "map", "--format", kind, "--out", folder / f"map.{kind}")
     _command("view", folder / "map", "--save", folder / "page")
@@ -94,7 +97,7 @@ def _pictures(folder: Path) -> None:
     for number in range(4):
         image = Image.open(folder / f"kitti/sequences/03/image_2/{number:06d}.png")
         image.save(images / f"{number}.png")
-        for suffix in ("jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
+        for suffix in ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
             image.save(folder / f"{number}.{suffix}")
     _video(folder / "clip.mp4", images)
     # Too few frames for a pose, which is no matter: the kernels are loaded.

@@ -89,7 +89,9 @@ PLACES = (
     "<script>.html", "é.ply", "./map/../map/map.sqlite", "hard", "planted.tum", "/dev/null/x", "out.tum", "out.txt",
     "CON.txt", "a:b.tum", "~/x/../../y", "\udcff.ply",
 )  # fmt: skip
-PRECIOUS = ("map/map.sqlite", "graph.npz", "map.tum", "net.safetensors", "results.json", "victim")
+PRECIOUS = ("map/map.sqlite", "victim")
+INPUTS = ("graph.npz", "map.tum", "net.safetensors")
+"""Files that must not change if the command reads them; other ordinary files may be replaced."""
 
 
 def draw(rng: Rng, material: Path) -> Recipe:
@@ -141,10 +143,11 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
         arguments = [*OUTPUTS[recipe["command"]], recipe["place"]]
     else:
         arguments = recipe["words"]
-    before = {name: _digest(folder / name) for name in PRECIOUS}
+    read = [name for name in INPUTS if any(name in argument for argument in arguments[:-1])]
+    before = {name: _digest(folder / name) for name in (*PRECIOUS, *read)}
 
     def check(code: int, folder: Path) -> str | None:
-        changed = [name for name in PRECIOUS if _digest(folder / name) != before[name]]
+        changed = [name for name in before if _digest(folder / name) != before[name]]
         if recipe.get("command") in ("refine",):
             changed = [name for name in changed if name != "map/map.sqlite"]
         return f"wrong: {changed[0]} was changed" if changed else None

@@ -122,3 +122,13 @@ def test_data_sets(tmp_path: Path, scheme: str) -> None:
         path.write_bytes(whole)
     assert min(outcomes) < num_frames, "some damage must be noticed"
     assert max(outcomes) == num_frames, "some damage must be survived"
+
+
+@pytest.mark.parametrize(
+    "script", ["ffconcat version 1.0\nfile secret.mp4\n", "#EXTM3U\n#EXTINF:1,\nsecret.mp4\n"]
+)
+def test_a_script_that_names_a_video_is_none(script: str, tmp_path: Path) -> None:
+    encode(tmp_path / "secret.mp4", 5)
+    (tmp_path / "in.mp4").write_text(script)
+    with pytest.raises(Anchor3RError, match=r"cannot open .*in.mp4"):
+        open_source(tmp_path / "in.mp4")

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from anchor3r.cli.output import Json
+from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import check_output
+from anchor3r.limits import LIMITS
 
 
 def convert(
@@ -32,6 +35,9 @@ def convert(
     from anchor3r.model.checkpoints import save_checkpoint
     from anchor3r.model.convert import convert_vggt
 
+    check_output(out, inputs=[model])
+    if not 0 <= seed <= LIMITS.seed:
+        raise Anchor3RError(f"--seed must lie in 0 … {LIMITS.seed}, not {seed}")
     network, account = convert_vggt(model, seed=seed)
     save_checkpoint(out, network.state_dict(), config=network.config.to_json())
     table = Table(title=f"{model} as a start for {out}")

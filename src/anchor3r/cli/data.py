@@ -11,6 +11,7 @@ import tyro
 from anchor3r.cli.output import Json, print_json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 
 if TYPE_CHECKING:
     from anchor3r.datasets import DataSet
@@ -81,6 +82,14 @@ def check(
     from PIL import Image
 
     from anchor3r.datasets.check import check_recordings, draw_pairs
+    from anchor3r.io.files import check_output, replacing
+
+    if out is not None:
+        check_output(out)
+    if min(sequences, pairs) < 1 or not 0 <= seed <= LIMITS.seed:
+        raise Anchor3RError(
+            f"--sequences {sequences} and --pairs {pairs} must be at least 1, --seed 0 or more"
+        )
 
     index = index_with_progress(data_set(name), root)
     order = np.random.default_rng(seed).permutation(len(index.entries))[:sequences]
@@ -93,7 +102,8 @@ def check(
         print(f"  and {len(index.broken) - 5} more")
     print(result.in_words())
     if out is not None:
-        Image.fromarray(draw_pairs(drawn)).save(out)
+        with replacing(out) as file:
+            Image.fromarray(draw_pairs(drawn)).save(file, "PNG")
         print(f"{out}: pairs, warped pictures and their differences")
     told = {
         "root": root, "sequences": len(index.entries), "unusable": [reason for _, reason in index.broken],
@@ -122,6 +132,8 @@ def pack(
     from anchor3r.datasets.files import open_files
     from anchor3r.datasets.files import pack as pack_files
 
+    if not 1e-3 <= shard_gb <= 1e4:
+        raise Anchor3RError(f"--shard-gb must lie in 0.001 … 10000, not {shard_gb:g}")
     with progress("packing", None, "files") as advance:
         count = pack_files(open_files(root), out, shard_bytes=int(shard_gb * 1e9), on_progress=advance)
     print(f"{out}: {count} shards; use it in place of {root}")

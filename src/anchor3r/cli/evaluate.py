@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import tyro
 
 from anchor3r.cli.output import Json
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import check_output
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.workers import WorkerSettings
@@ -24,6 +26,7 @@ Format = Literal["auto", "tum", "kitti", "euroc"]
 Align = Literal["sim3", "se3", "none"]
 OFFLINE = "offline"
 _MOST_SEEDS = 100_000
+_MOST_ATTENTION_FRAMES = 2_000
 _MAPPING = MapSettings()
 _REFINING, _WORKERS = RefineSettings(), WorkerSettings()
 _AS_PUBLISHED = RefineSettings(method="paper")
@@ -58,6 +61,8 @@ def trajectory(
     from anchor3r.evaluation.metrics import Alignment, trajectory_errors
     from anchor3r.io.trajectories import TrajectoryFormat
 
+    if not 0 <= max_time_difference < math.inf:
+        raise Anchor3RError(f"--max-time-difference must be 0 or more seconds, not {max_time_difference:g}")
     estimated = read_poses(estimate, TrajectoryFormat(estimate_format), poses=poses)
     true = read_poses(reference, TrajectoryFormat(reference_format), poses=poses)
     estimated, true = paired(estimated, estimate, true, reference, max_time_difference)
@@ -341,6 +346,9 @@ def attention(
     from anchor3r.evaluation.attention import measure_attention, write_attention
     from anchor3r.sources import open_source
 
+    check_output(out, inputs=[text.partition("=")[2] for text in checkpoints])
+    if not 2 <= frames <= _MOST_ATTENTION_FRAMES or stride < 1:
+        raise Anchor3RError(f"--frames must lie in 2 … {_MOST_ATTENTION_FRAMES}, --stride at least 1")
     shares = {}
     with open_source(source, start=start, stop=start + frames * stride, stride=stride) as opened:
         for text in checkpoints:

@@ -55,7 +55,12 @@ def solve(
     if method != "joint" and loss == "none":
         raise Anchor3RError(f"--loss none goes with --method joint; {method} is robust by itself")
     graph, given = _read(path)
-    poses, solved, seconds = _solve(graph, given, method, loss)
+    try:
+        poses, solved, seconds = _solve(graph, given, method, loss)
+    except (ValueError, ArithmeticError) as error:  # also LinAlgError: what solvers refuse to compute with
+        raise Anchor3RError(
+            f"{path} cannot be solved ({error}); check its information matrices and weights"
+        ) from error
     _insist_on_solution(path, poses, solved)
     start = "online medians" if given is None else "vertices"
     summary = solved.as_dict() | {

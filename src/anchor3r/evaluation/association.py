@@ -38,7 +38,10 @@ def read_poses(
     if path.is_dir():
         with load_map(path) as scene_map:
             chosen = poses or best_poses(scene_map.trajectory_names())
-            return scene_map.trajectory(chosen).largest_component()
+            trajectory = scene_map.trajectory(chosen).largest_component()
+            if not len(trajectory):
+                raise Anchor3RError(scene_map.lack_of_poses())
+            return trajectory
     return read_trajectory(path, kind)
 
 

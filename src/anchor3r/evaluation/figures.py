@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from anchor3r.evaluation.metrics import TrajectoryErrors
+from anchor3r.io.files import replacing
 from anchor3r.store import Runtime
 from anchor3r.trajectory import distance_along
 
@@ -150,5 +151,5 @@ def _finish(ax: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=DPI, format=path.suffix.removeprefix("."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,7 @@ import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
+from anchor3r.io.files import check_output
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.pose_graph.edges import MotionGraph
@@ -87,6 +89,8 @@ def export_map(
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
+    if format not in _PROJECTS:
+        check_output(out)
     with load_map(folder) as scene_map:
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         notes: list[str] = []
@@ -130,6 +134,10 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         )
     if settings.max_faces is not None and (format != "mesh" or settings.max_faces < 4):
         raise Anchor3RError("--max-faces is a number of at least 4 and belongs to --format mesh")
+    if settings.voxel is not None and not 0 < settings.voxel < math.inf:
+        raise Anchor3RError(f"--voxel must be a positive length, not {settings.voxel:g}")
+    if not 0 <= settings.confidence <= 1:
+        raise Anchor3RError(f"--confidence is a probability from 0 to 1, not {settings.confidence:g}")
     if settings.max_points is not None and settings.max_points < 1:
         raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
 

@@ -45,7 +45,8 @@ class MapSettings:
     seed: int = 0
     """Seed of every random choice."""
     threads: int | None = None
-    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
+    """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
+    else has one, so that its results do not depend on it."""
 
     def __post_init__(self) -> None:
         _insist_on_ranges(self, window=LIMITS.window, every=LIMITS.window, threads=LIMITS.threads)
@@ -77,7 +78,8 @@ class RefineSettings:
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
     threads: int | None = None
-    """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
+    """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
+    else has one, so that its results do not depend on it."""
 
     def __post_init__(self) -> None:
         _insist_on_ranges(self, keyframe_interval=LIMITS.frames, top_k=_MOST_PLACES, threads=LIMITS.threads)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import check_output
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import best_poses, load_map
@@ -40,7 +41,8 @@ def render_map(folder: Path | str, out: Path | str, settings: RenderSettings | N
     from anchor3r.report.picture import View, scenes_of, write_picture
 
     settings = settings or RenderSettings()
-    with load_map(folder) as scene_map:
+    check_output(out)
+    with load_map(folder) as scene_map, scene_map.frozen():
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         scenes = scenes_of(scene_map, poses, min_confidence=settings.confidence)
         write_picture(Path(out), scenes, view=View(settings.view), size=settings.size)
@@ -53,7 +55,11 @@ def report_map(folder: Path | str, out: Path | str, poses: str | None = None) ->
     """Writes a page about a map: figures, pictures, charts, loops. Returns the warnings that it gives."""
     from anchor3r.report.page import write_report
 
-    with load_map(folder) as scene_map:
+    check_output(out)
+    with (
+        load_map(folder) as scene_map,
+        scene_map.frozen(),
+    ):  # the page is about one moment
         chosen = poses or best_poses(scene_map.trajectory_names())
         notice = NOT_A_RECONSTRUCTION if scene_map.meta.get("ground_truth_predictor") else ""
         return write_report(Path(out), scene_map, chosen, notice=notice)

@@ -71,7 +71,8 @@ KEYFRAME_DEPTHS = """
 -- measured depth of keyframes, see store/keyframe_depths.py; camera: JSON of Pinhole, of the depth image
 CREATE TABLE IF NOT EXISTS keyframe_depths (
     frame INTEGER PRIMARY KEY, camera TEXT NOT NULL, scale REAL NOT NULL, depth BLOB NOT NULL,
-    confidence BLOB NOT NULL, normals BLOB NOT NULL, origin BLOB NOT NULL, colours BLOB NOT NULL);
+    confidence BLOB NOT NULL, normals BLOB NOT NULL, origin BLOB NOT NULL, colours BLOB NOT NULL,
+    checksum INTEGER);
 """
 """Older maps get the table with their first depth."""
 _SCHEMA = f"""
@@ -142,6 +143,9 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "points": ("frame", "height", "width", "scale", "camera", "points", "colours", "confidence"),
     "pictures": ("frame", "jpeg"),
     "snapshots": ("frame", "name", "part", "dtype", "shape", "data"),
+    "keyframe_depths": (
+        "frame", "camera", "scale", "depth", "confidence", "normals", "origin", "colours",
+    ),
 }  # fmt: skip
 """Tables whose rows carry a checksum, and of which columns: a disk that has changed a bit is found out."""
 
@@ -251,7 +255,7 @@ def _remove_all(folder: Path, name: str) -> None:
 def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int) -> None:
     """Refuses a map whose tables are not those of a map, or whose pages a disk has damaged."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - tables):
+    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - {"keyframe_depths"} - tables):
         raise Anchor3RError(
             f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"
         )
@@ -270,8 +274,9 @@ def has_checksums(database: sqlite3.Connection, table: str) -> bool:
 
 def _add_checksums(database: sqlite3.Connection) -> None:
     """Adds the column to tables without it; rows that are there already stay unchecked (NULL)."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     for table in CHECKED:
-        if not has_checksums(database, table):
+        if table in tables and not has_checksums(database, table):
             database.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
 
 
@@ -298,8 +303,8 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _meaning(name: str) -> str:
     meanings = {
-        "SQLITE_FULL": "the disk is full; free some space, then use --resume. The map so far is intact",
-        "SQLITE_IOERR": "the disk is full or failing; see to it, then use --resume. The map so far is intact",
+        "SQLITE_FULL": "the disk is full; free some space, then go on (map --resume). The map is whole",
+        "SQLITE_IOERR": "the disk is full or failing; see to it, then go on (map --resume). The map is whole",
         "SQLITE_READONLY": "the folder is read-only; choose another one or change its permissions",
         "SQLITE_CANTOPEN": "the map cannot be opened; check the folder's permissions",
         "SQLITE_BUSY": "another process is writing this map; wait for it or stop it",

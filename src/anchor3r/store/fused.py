@@ -6,7 +6,6 @@ that a surface of poses that were refined again since is known to be stale.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.io.mesh import Mesh, read_mesh_ply
 from anchor3r.io.pointcloud import Cloud
 from anchor3r.store.pointmaps import PointMap
@@ -96,10 +95,17 @@ def read_fused(folder: Path) -> FusedSurface | None:
     if not path.is_file():
         return None
     mesh = read_mesh_ply(path)
-    try:
-        return FusedSurface(mesh, json.loads(mesh.about))
-    except ValueError as error:
-        raise Anchor3RError(f"{path} is damaged; remove it and run anchor3r fuse again") from error
+    with decoding(str(path), "remove it and run anchor3r fuse again"):
+        identity = parse_json(mesh.about, str(path))
+        frames, voxel = identity["frames"], identity["voxel"]
+        if not (isinstance(identity["poses"], str) and isinstance(identity["pose_checksum"], int)):
+            raise TypeError("it does not say what it is of")
+        if not all(isinstance(frame, int) for frame in frames) or not 0 < voxel < np.inf:
+            raise ValueError("it does not say which frames it is of")
+        faces = mesh.faces["vertices"]
+        if len(faces) and not 0 <= faces.min() <= faces.max() < len(mesh.vertices):
+            raise ValueError("it has faces of vertices that are not there")
+        return FusedSurface(mesh, identity)
 
 
 def fused_surface(scene_map: Map, poses: str) -> FusedSurface | None:

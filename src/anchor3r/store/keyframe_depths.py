@@ -16,16 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.dense.keyframe_depth import KeyframeDepth
-from anchor3r.geometry import Pinhole
+from anchor3r.limits import LIMITS
 from anchor3r.store.pointmaps import (
     COLOUR_QUALITY,
     DEFLATE_LEVEL,
     decode_picture,
     encode_picture,
+    inflated,
     pack_halves,
     power_of_two,
     unpack_halves,
 )
+from anchor3r.store.rows import pinhole_from_json
 
 DENSIFICATION_KEY = "densification"
 """Of the table meta: how the depths in the map are measured."""
@@ -65,12 +67,17 @@ def depth_row(view: KeyframeDepth) -> dict[str, Any]:
 def depth_from_row(row: Sequence[Any]) -> KeyframeDepth:
     """From the values of DEPTH_COLUMNS."""
     frame, camera_json, scale, depth, confidence, normals, origin, colours = row
-    camera = Pinhole(*json.loads(camera_json))
+    camera = pinhole_from_json(camera_json)
+    if camera is None or camera.height * camera.width > LIMITS.pixels or not 0 < scale < np.inf:
+        raise ValueError("a depth image has no camera or scale")
     size = camera.height, camera.width
     values = unpack_halves(depth, (*size, 1))[..., 0] * np.float32(scale)
     octahedral = np.moveaxis(_inflated(normals, np.int8, (2, *size)), 0, -1)
     direction = _from_octahedral(octahedral)
     direction[np.isnan(values)] = np.nan
+    picture = decode_picture(colours)
+    if picture.shape[:2] != size:
+        raise ValueError("a depth image has colours of another size")
     return KeyframeDepth(
         frame=frame,
         camera=camera,
@@ -78,7 +85,7 @@ def depth_from_row(row: Sequence[Any]) -> KeyframeDepth:
         confidence=_inflated(confidence, np.uint8, size) / np.float32(255),
         normals_in_camera=direction,
         origin=_inflated(origin, np.uint8, size),
-        colours=decode_picture(colours),
+        colours=picture,
     )
 
 
@@ -110,4 +117,5 @@ def _deflated(array: NDArray[Any]) -> bytes:
 
 
 def _inflated(packed: bytes, dtype: type, shape: tuple[int, ...]) -> NDArray[Any]:
-    return np.frombuffer(zlib.decompress(packed), dtype).reshape(shape)
+    count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(inflated(packed, count), dtype).reshape(shape)

@@ -20,6 +20,7 @@ from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
+from anchor3r.records import record_from_json
 from anchor3r.sources import Frame, Source, StatedCamera, is_remote, open_source
 from anchor3r.store import rows
 from anchor3r.store.database import CHECKED, DATABASE, explained, has_checksums, open_database
@@ -164,6 +165,7 @@ class Map:
             status=np.array(status, np.str_),
         )
 
+    @_decoding
     def no_pose_reasons(self) -> dict[int, NoPoseReason]:
         """Why frames had no pose when they came, as far as the predictor could tell; later windows may have
         given them one."""
@@ -348,6 +350,7 @@ class Map:
             camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
         )
 
+    @_decoding
     def timestamp_s(self, index: int) -> float | None:
         """When a frame was taken, on the source's clock; None if the map does not have it, or not yet."""
         found = self._of_frame("SELECT timestamp_s FROM frames", index)
@@ -395,6 +398,7 @@ class Map:
         timestamp_s, true_pose, jpeg = found[0]
         return rows.shows_same(frame, timestamp_s, true_pose, jpeg, quality)
 
+    @_decoding
     def jpeg(self, index: int) -> bytes | None:
         """The picture of a frame as it is kept; None if it is not."""
         self._insist_on_checksums("pictures", "frame = ?", (int(index),))
@@ -429,6 +433,7 @@ class Map:
         predictor = str(self.meta.get("identity", {}).get("predictor", ""))
         return replace(point_map, confidence=from_old_map(point_map.confidence, predictor))
 
+    @_decoding
     def frames_with_points(self) -> NDArray[np.int64]:
         """(n,) frames that have a point map, ascending"""
         return np.array([row[0] for row in self._all("SELECT frame FROM points ORDER BY frame")], np.int64)
@@ -452,8 +457,10 @@ class Map:
         found = self._all("SELECT value FROM meta WHERE key = ?", (DENSIFICATION_KEY,))
         if not found:
             return None
-        return Densification(**parse_json(found[0][0], f"{self.folder}: {DATABASE}, {DENSIFICATION_KEY}"))
+        where = f"{self.folder}: {DATABASE}, {DENSIFICATION_KEY}"
+        return record_from_json(Densification, parse_json(found[0][0], where), where)
 
+    @_decoding
     def keyframe_depth_frames(self) -> NDArray[np.int64]:
         """(n,) frames that have a measured depth, ascending."""
         if not self._all("SELECT * FROM sqlite_master WHERE name = 'keyframe_depths'"):
@@ -464,6 +471,7 @@ class Map:
     @_decoding
     def keyframe_depth(self, index: int) -> KeyframeDepth:
         """The measured depth of a keyframe, in the scale of the poses that it was measured with."""
+        self._insist_on_checksums("keyframe_depths", "frame = ?", (int(index),))
         found = self._of_frame(f"SELECT {DEPTH_COLUMNS} FROM keyframe_depths", index)
         if not found:
             raise Anchor3RError(

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import decoding
+from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
@@ -206,7 +206,7 @@ class MapWriter:
         image_side = config.image_side if config.keep_images else 0
         bulk = list(rows.bulk(frame, prediction, image_side, config.image_quality))
         with self._busy:
-            with explained(self.folder), self._whole_frame():
+            with explained(self.folder), self._all_or_nothing():
                 for row in [*decisive, *bulk, self._runtime(frame.index)]:
                     row.insert(self._database)
             self.last_frame = frame.index
@@ -274,8 +274,7 @@ class MapWriter:
     def save_snapshot(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Keeps the mapper's state right after the last recorded frame, instead of any earlier one."""
         started = time.monotonic()
-        with self._busy, explained(self.folder):
-            self._begin()
+        with self._busy, explained(self.folder), self._all_or_nothing():
             self._database.execute("DELETE FROM snapshots")
             for row in rows.snapshot(self.last_frame, state):
                 row.insert(self._database)
@@ -407,15 +406,18 @@ class MapWriter:
         """
         about: dict[str, Any] = {"poses": poses, "identity": identity, "complete": False, "summary": {}}
         about = json.loads(json.dumps(about))
-        known = json.loads(
-            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
-        )
+        known = self._densification()
         with self._transaction():
             self._database.execute(KEYFRAME_DEPTHS)
             if known.get("identity") != about["identity"] or known.get("poses") != poses:
                 self._database.execute("DELETE FROM keyframe_depths")
                 self._replace_meta({DENSIFICATION_KEY: about})
             return {row[0] for row in self._database.execute("SELECT frame FROM keyframe_depths")}
+
+    def _densification(self) -> dict[str, Any]:
+        text = self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
+        known = parse_json(text, f"{self.folder}: {DATABASE}, {DENSIFICATION_KEY}")
+        return known if isinstance(known, dict) else {}
 
     def write_keyframe_depth(self, view: KeyframeDepth) -> None:
         """Keeps the measured depth of one more keyframe, durable at once."""
@@ -425,9 +427,7 @@ class MapWriter:
 
     def finish_depths(self, summary: Mapping[str, object]) -> None:
         """Notes that all keyframes have their depths, and what came out (JSON)."""
-        known = json.loads(
-            self._value(f"SELECT value FROM meta WHERE key = '{DENSIFICATION_KEY}'", default="{}")
-        )
+        known = self._densification()
         self.write_meta(**{DENSIFICATION_KEY: known | {"complete": True, "summary": summary}})
 
     def _forget_loops(self, search: int) -> None:
@@ -456,18 +456,18 @@ class MapWriter:
             self._database.execute("BEGIN IMMEDIATE")
 
     @contextmanager
-    def _whole_frame(self) -> Iterator[None]:
-        """Undoes a frame of which only a part could be written."""
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undoes a frame or a snapshot of which only a part could be written."""
         self._begin()
-        self._database.execute("SAVEPOINT frame")
+        self._database.execute("SAVEPOINT part")
         try:
             yield
         except BaseException:
             # On a full disk SQLite has already gone back to the last commit by itself.
             if self._database.in_transaction:
-                self._database.execute("ROLLBACK TO frame")
+                self._database.execute("ROLLBACK TO part")
             raise
-        self._database.execute("RELEASE frame")
+        self._database.execute("RELEASE part")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -1,0 +1,467 @@
+"""What once went wrong with hostile input, through the command line: each defect by itself.
+
+The campaign of `tests/fuzz` draws such cases at random, `tests/faults` kills and fails on purpose; these here
+have names.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import socketserver
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from anchor3r.cli import main as cli
+from anchor3r.io.files import replacing
+from anchor3r.io.graph_files import save_graph
+from anchor3r.pose_graph.edges import Edges, MotionGraph
+from anchor3r.sources.images import read_image
+from anchor3r.sources.source import UndecodableFrameError
+from anchor3r.store import Loop, LoopState, MapWriter, StoreConfig, load_map
+from anchor3r.store.database import row_checksum
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A command in an empty folder: its exit code, and its error, which is one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def running(*arguments: object) -> tuple[int, str]:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        said = capfd.readouterr().err
+        assert code in (0, 1, 2), said
+        if code == 1:
+            assert said.splitlines()[-1].startswith("anchor3r: "), said
+        return code, said
+
+    return running
+
+
+@pytest.fixture
+def copied(street_folder: Path, tmp_path: Path) -> Path:
+    """A map that may be destroyed."""
+    return Path(shutil.copytree(street_folder, tmp_path / "map"))
+
+
+def change(folder: Path, statement: str, *parameters: object) -> None:
+    """Changes a map as a stranger would: with right checksums."""
+    database = sqlite3.connect(folder / "map.sqlite")
+    database.create_function("row_checksum", -1, row_checksum)
+    with database:
+        database.execute(statement, parameters)
+    database.close()
+
+
+# 1: a kill while a map is created
+
+
+def test_a_log_without_its_map_is_not_taken_for_that_of_the_next_one(copied: Path, run: Run) -> None:
+    database = sqlite3.connect(copied / "map.sqlite")
+    database.execute("CREATE TABLE more (x)")
+    log = (copied / "map.sqlite-wal").read_bytes()
+    database.close()
+    assert log
+    (copied / "map.sqlite").unlink()
+    (copied / "map.sqlite-wal").write_bytes(log)
+    with MapWriter.resume(copied, {"source": "toy"}) as store:
+        assert store.last_frame == -1
+    with load_map(copied) as scene_map:
+        assert scene_map.meta["identity"] == {"source": "toy"}
+
+
+# 2: outputs that destroy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "map", "--format", "tum", "--out"),
+        ("export", "map", "--format", "ply", "--out"),
+        ("render", "map", "--out"),
+        ("report", "map", "--out"),
+    ],
+)
+@pytest.mark.parametrize("place", ["map/map.sqlite", "/dev/null", "fifo", ".", "file/below", "x" * 300])
+def test_outputs_replace_nothing_precious(
+    command: tuple[str, ...], place: str, copied: Path, run: Run
+) -> None:
+    before = (copied / "map.sqlite").read_bytes()
+    os.mkfifo("fifo")
+    Path("file").write_text("here")
+    assert run(*command, place)[0] == 1
+    assert (copied / "map.sqlite").read_bytes() == before
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert stat.S_ISFIFO(os.stat("fifo").st_mode)
+
+
+def test_an_input_is_not_overwritten(run: Run) -> None:
+    save_graph(Path("graph.npz"), graph_of(np.array([0.0, 0, 1])))
+    os.link("graph.npz", "same.tum")
+    code, said = run("solve", "graph.npz", "--out", "same.tum")
+    assert code == 1
+    assert "what this command reads" in said
+
+
+def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".out.txt.unfinished").symlink_to(victim)
+    with replacing(tmp_path / "out.txt") as file:
+        file.write(b"new")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "out.txt").read_text() == "new"
+    assert not (tmp_path / "out.txt").is_symlink()
+
+
+# 3: Ctrl-C inside a kernel; the last resort
+
+
+def test_ctrl_c_in_a_kernel_is_an_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str, arguments: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("CPUDispatcher returned a result with an exception set") from error
+
+    monkeypatch.setattr(cli, "_run", interrupted)
+    assert cli.main(["map"]) == 130
+
+
+def test_even_a_defect_is_polite(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(cli, "_run", lambda name, arguments: {}["rtsp://user:s3cret@host/live"])
+    assert cli.main(["map", "rtsp://user:s3cret@host/live"]) == 3
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    (report,) = tmp_path.glob("anchor3r-*.txt")
+    assert str(report) in said
+    text = report.read_text()
+    assert "Traceback" in text
+    assert "s3cret" not in text + said
+
+
+# 4: a source that stalls
+
+
+def test_frames_are_committed_though_none_follows(tmp_path: Path, street_folder: Path) -> None:
+    from anchor3r.pipeline.mapper import Mapper
+    from anchor3r.predictors.ground_truth import GroundTruthPredictor
+    from toy_source import ToySource
+
+    with MapWriter.create(tmp_path / "map", config=StoreConfig(commit_interval_s=0.2)) as store:
+        frames = iter(Mapper(GroundTruthPredictor(), store).run(ToySource(8)))
+        for _ in range(3):
+            next(frames)
+        until = time.monotonic() + 20
+        while time.monotonic() < until:  # and no frame comes
+            with load_map(tmp_path / "map") as scene_map:
+                if scene_map.num_frames == 3:
+                    break
+            time.sleep(0.05)
+        assert scene_map is not None
+        with load_map(tmp_path / "map") as scene_map:
+            assert scene_map.num_frames == 3
+
+
+# 6: foreign maps are not trusted
+
+
+@contextmanager
+def counting_server() -> Iterator[tuple[int, list[bytes]]]:
+    """Its port, and what it was asked for."""
+    asked: list[bytes] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(1000))
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1], asked
+        server.shutdown()
+
+
+def test_nothing_is_fetched_because_a_map_says_so(copied: Path, run: Run) -> None:
+    with counting_server() as (port, asked):
+        with load_map(copied) as scene_map:
+            identity = scene_map.meta["identity"] | {"source": f"http://127.0.0.1:{port}/clip.mp4"}
+        change(copied, "UPDATE meta SET value = ? WHERE key = 'identity'", json.dumps(identity))
+        run("export", "map", "--format", "nerfstudio", "--out", "out")
+        run("export", "map", "--format", "colmap", "--out", "out2")
+    assert not asked
+
+
+def test_text_of_a_map_is_no_script(copied: Path, run: Run) -> None:
+    loop = Loop(event=0, query=9, match=0, state=LoopState.FITS, figures={"<script>a</script>": 1.0})
+    with MapWriter.open(copied) as store:
+        store.write_loops([(loop, [])])
+        identity = {"source": "<script>a</script>", "predictor": "<script>a</script>"}
+        store.write_meta(identity=identity, versions={"anchor3r": "<script>a</script>"})
+    assert run("report", "map", "--out", "page.html")[0] == 0
+    assert "<script>a" not in Path("page.html").read_text()
+    assert run("view", "map", "--save", "site")[0] == 0
+    assert "<script>a" not in Path("site/index.html").read_text()
+    change(copied, "UPDATE loops SET reason = '<script>a</script>'")
+    assert run("report", "map", "--out", "again.html")[0] == 1
+
+
+# 8: checkpoints
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("camera_depth", 10**9),
+        ("camera_iterations", 10**5),
+        ("dim", "x"),
+        ("depth", None),
+        ("window", -1),
+        ("head_layers", [0, 1]),
+        ("matching", 5),
+        ("encoder", {}),
+        ("num_heads", 0),
+        ("new", 1),
+        ("area", 1e30),
+    ],
+)
+def test_configurations_are_checked_before_they_are_used(field: str, value: object, run: Run) -> None:
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from anchor3r.model import TINY_WEIGHTS
+
+    with safe_open(TINY_WEIGHTS, "pt") as file:
+        config = json.loads(file.metadata()["config"])
+        tensors = {name: file.get_tensor(name) for name in list(file.keys())[:3]}
+    save_file(tensors, "net.safetensors", metadata={"config": json.dumps(config | {field: value})})
+    assert run("map", "world:3?frames=4", "--predictor", "net.safetensors", "--out", "out")[0] == 1
+    assert not Path("out").exists()
+
+
+def test_damaged_pickles_and_foreign_states_are_refused(run: Run) -> None:
+    import torch
+
+    torch.save({"weights": {}, "step": "x"}, "state.pt")
+    for name, content in {"a.pt": b"\x80\x04K\x01.", "b.pt": b"PK\x03\x04" + b"x" * 80, "c.pt": b""}.items():
+        Path(name).write_bytes(content)
+        assert run("convert", "vggt", name, "--out", "out.safetensors")[0] == 1
+    Path("run").mkdir()
+    shutil.move("state.pt", "run/state.pt")
+    code, said = run("train", "tiny", "--out", "run", "--resume", "--steps", "1")
+    assert code == 1
+    assert "not a training state" in said
+
+
+# 9: damaged maps
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("points", "colours"),
+        ("points", "points"),
+        ("poses", "pose"),
+        ("points", "scale"),
+        ("frames", "timestamp_s"),
+    ],
+)
+def test_a_changed_bit_is_found_out(table: str, column: str, copied: Path, run: Run) -> None:
+    database = sqlite3.connect(copied / "map.sqlite")
+    (value,) = database.execute(f"SELECT {column} FROM {table} WHERE frame = 3").fetchone()
+    if isinstance(value, bytes):
+        value = value[:40] + bytes([value[40] ^ 1]) + value[41:]
+    else:
+        value *= 2
+    with database:
+        database.execute(f"UPDATE {table} SET {column} = ? WHERE frame = 3", (value,))
+    database.close()
+    code, said = run("export", "map", "--format", "ply", "--out", "out.ply")
+    if table == "frames":
+        code, said = run("report", "map", "--out", "out.html")
+    assert code == 1
+    assert "damaged" in said
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE points SET points = x'00', checksum = NULL",
+        "UPDATE points SET colours = x'ff', checksum = NULL",
+        "UPDATE points SET width = 100000, height = 100000, checksum = NULL",
+        "UPDATE poses SET pose = x'00', checksum = NULL",
+        "UPDATE points SET camera = '[]', checksum = NULL",
+        "UPDATE meta SET value = '{'",
+        "UPDATE meta SET value = '5'",
+        "DROP TABLE points",
+    ],
+)
+def test_contents_that_no_mapper_wrote_are_refused(statement: str, copied: Path, run: Run) -> None:
+    change(copied, statement)
+    for number, kind in enumerate(("ply", "glb")):
+        assert run("export", "map", "--format", kind, "--out", f"out{number}")[0] == 1
+    assert run("report", "map", "--out", "out.html")[0] == 1
+    assert run("view", "map", "--save", "site")[0] == 1
+
+
+# 10: graphs
+
+
+def graph_of(translation: np.ndarray, information: object = np.nan) -> MotionGraph:
+    frames = np.arange(6)
+    return MotionGraph(Edges.of(frames, frames + 1, np.eye(3), translation, information=information))
+
+
+@pytest.mark.parametrize("size", [1e59, 1e120, 1e200, 1e308])
+def test_translations_beyond_computing_are_no_solution(size: float, run: Run) -> None:
+    save_graph(Path("graph.npz"), graph_of(np.array([0.0, 0, size])))
+    code, _ = run("solve", "graph.npz", "--out", "out.tum")
+    if code == 0:
+        assert np.isfinite(np.loadtxt("out.tum")).all()
+    assert code == 1 or size < 1e60
+
+
+def test_zero_information_has_words(run: Run) -> None:
+    save_graph(Path("graph.npz"), graph_of(np.array([0.0, 0, 1]), np.zeros((6, 6))))
+    for options in ((), ("--loss", "none")):
+        code, _ = run("solve", "graph.npz", "--out", "out.tum", *options)
+        assert code == 1 or np.isfinite(np.loadtxt("out.tum")).all()
+
+
+# 11: nonsense
+
+SMALL = "world:3?frames=4&width=16&height=16"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--intrinsics", "nan,nan,nan,nan"),
+        ("--fov", "70", "--distortion", "nan"),
+        ("--fov", "nan"),
+        ("--window", "0"),
+        ("--window", "-5"),
+        ("--window", "100000000"),
+        ("--seed", "-1"),
+        ("--seed", str(10**30)),
+        ("--threads", "0"),
+        ("--threads", "100000"),
+        ("--start", str(10**30)),
+        ("--stride", str(10**30)),
+    ],
+)
+def test_options_without_sense_are_refused(options: tuple[str, ...], run: Run) -> None:
+    assert run("map", SMALL, "--predictor", "ground-truth", "--out", "out", *options)[0] == 1
+
+
+def test_a_map_without_poses_has_no_trajectory(copied: Path, run: Run) -> None:
+    change(copied, "DELETE FROM poses")
+    assert run("evaluate", "trajectory", "map", "map")[0] == 1
+
+
+# 12: what would fill the memory or never end
+
+
+def test_archives_that_unpack_to_gigabytes_are_refused(run: Run) -> None:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<i8", "fortran_order": False, "shape": (1 << 30,)}
+    )
+    with zipfile.ZipFile("graph.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("frame_i.npy", header.getvalue() + bytes(1 << 20))
+    assert run("solve", "graph.npz")[0] == 1
+
+
+@pytest.mark.parametrize("name", ["in.npz", "in.g2o", "in.safetensors", "in.mp4", "in.png", "in.tum"])
+def test_pipes_and_devices_are_no_files(name: str, run: Run) -> None:
+    os.mkfifo(name)
+    commands = {
+        "in.npz": ("solve", name), "in.g2o": ("solve", name),
+        "in.tum": ("evaluate", "trajectory", name, name),
+        "in.safetensors": ("convert", "vggt", name, "--out", "out.safetensors"),
+    }  # fmt: skip
+    assert run(*commands.get(name, ("map", name, "--out", "out")))[0] == 1
+
+
+@pytest.mark.parametrize(
+    "world", ["3?frames=10000000", "3?width=30000&height=30000", "3?noise=nan", "99999999999999999999999"]
+)
+def test_worlds_have_limits(world: str, run: Run) -> None:
+    assert run("map", f"world:{world}", "--out", "out")[0] == 1
+
+
+def test_an_image_that_declares_too_much_is_not_decoded(run: Run) -> None:
+    Path("images").mkdir()
+    Image.new("1", (13_000, 13_000)).save("images/0.png")
+    assert run("map", "images", "--out", "out")[0] == 1
+    with pytest.raises(UndecodableFrameError, match="more than 64,000,000"):
+        read_image("images/0.png")
+
+
+# 13: where output goes
+
+
+def anchor3r(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "anchor3r", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_full_or_ascii_output_has_words(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = anchor3r("--help", stdout=full)
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr
+    assert done.stderr.startswith(b"anchor3r: cannot print")
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    done = anchor3r("solve", "graph ½.npz", cwd=tmp_path, env=ascii_only)
+    assert done.returncode == 1
+    assert b"graph \\xbd.npz" in done.stderr
+
+
+def test_errors_are_one_line_that_a_terminal_shows(run: Run) -> None:
+    code, said = run("solve", "a\nb\x1b[31m.npz")
+    assert code == 1
+    assert said.count("\n") == 1
+    assert "\x1b" not in said
+
+
+def test_a_finished_map_opens_on_read_only_media(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load_map(copied) as scene_map:
+        assert scene_map.num_frames
+    assert {path.name for path in copied.iterdir()} <= {"map.sqlite", "writer.lock"}
+    (copied / "map.sqlite-wal").touch()  # as earlier versions left it
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    with load_map(copied) as scene_map:
+        assert scene_map.num_frames
+
+
+def test_a_page_about_a_growing_map_is_of_one_moment(copied: Path) -> None:
+    with load_map(copied) as scene_map, scene_map.frozen():
+        before = scene_map.counts()
+        with MapWriter.open(copied) as store:
+            store.write_trajectory("later", scene_map.trajectory())
+        assert scene_map.counts() == before
+        assert "later" not in scene_map.trajectory_names()
+    with load_map(copied) as scene_map:
+        assert "later" in scene_map.trajectory_names()
