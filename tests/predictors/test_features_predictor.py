@@ -7,6 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_log, umeyama
 from anchor3r.pipeline.mapper import Mapper
@@ -15,7 +16,6 @@ from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.predictors.interface import NoPoseReason, WindowPrediction, WindowStatus
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
-from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 ROOM = BoxRoom(1)
 

@@ -97,7 +97,7 @@ def densify_map(
 
 
 def _fused(folder: Path, poses: str, progress: Progress) -> dict[str, Any]:
-    """The summary of the fusion, or what kept the depths from becoming a surface: they are kept all the same."""
+    """The summary of the fusion, or what kept the depths, which stay, from becoming a surface."""
     try:
         return fuse_map(folder, FuseSettings(poses=poses), progress=progress)
     except Anchor3RError as error:
