@@ -66,14 +66,13 @@ def map_source(
             the address of one, NAME.rrd records into a file.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
-    from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
     from anchor3r.sources.images import PhotoSequence
 
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
-    if verbose and settings.predictor == "auto":
-        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
+    if verbose:
+        _tell_of_predictor(settings)
     with (
         beside(out) if view else nullcontext(),
         open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
@@ -88,15 +87,14 @@ def map_source(
             MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
         ):
             stream(run, show)
-        summary = run.summary()
-        if not dense or summary["failure"] is not None:
-            _tell(summary, as_json=as_json)
-            return
-    _densify(out, settings.threads, summary, as_json=as_json)
+        _finish(run.summary(), out, settings.threads, dense=dense, as_json=as_json)
 
 
-def _densify(out: Path, threads: int | None, summary: dict[str, Any], *, as_json: bool) -> None:
-    """Measures depth in a map that is finished, and tells of both."""
+def _finish(summary: dict[str, Any], out: Path, threads: int | None, *, dense: bool, as_json: bool) -> None:
+    """Tells how mapping went and, if that is wanted and there is a pose, measures depth and tells of that."""
+    if not dense or summary["failure"] is not None:
+        _tell(summary, as_json=as_json)
+        return
     from anchor3r.cli import densify
     from anchor3r.pipeline.densify import densify_map
     from anchor3r.pipeline.settings import DensifySettings

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.derotation import Derotated
 from anchor3r.dense.dominant_planes import dominant_planes
-from anchor3r.dense.plane_sweep import BEST_VIEWS, NOISE_VARIANCE, RADIUS, window_moments
+from anchor3r.dense.plane_sweep import BEST_VIEWS, LEAST_ZOOM, NOISE_VARIANCE, RADIUS, window_moments
 from anchor3r.geometry import Array, Pinhole
 from anchor3r.kernels import kernel
 
@@ -33,6 +33,8 @@ _GOOD_SCORE = 0.6
 """Correlation of pixels that large planes are looked for among."""
 _CLEARLY_BETTER = 0.03
 """By which a large plane has to correlate better than what a sweep found."""
+_LARGEST_REACH_PX = 40.0
+"""From the middle of a window to its sides in a source: larger ones are degenerate."""
 _LEAST_RESIDUAL = 0.02
 """Mean square by which normalised windows differ at least: noise, and what interpolation blurs."""
 _WINDOW = 2 * RADIUS + 1
@@ -229,6 +231,45 @@ def _fit_slopes(inverse: Array, tolerance: float, slope_x: Array, slope_y: Array
 
 
 @kernel
+def _placed(
+    image: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> tuple[bool, float, float, float, float, float, float, float, float]:
+    """Where a source shows the window around pixel (x, y) that lies on a plane, and whether all of it.
+
+    Position of the middle, derivatives of u and v by x and y, which hold for the whole window, and of the
+    middle by d.
+    """
+    scale = max(np.float32(1.0) + motion[2] * d, np.float32(LEAST_ZOOM))
+    inverse = np.float32(1.0) / scale
+    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
+    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
+    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
+    xx, xy = inverse + by_d_x * a, by_d_x * b
+    yx, yy = by_d_y * a, inverse + by_d_y * b
+    at_x += centre[0] + np.float32(offset_x)
+    at_y += centre[1] + np.float32(offset_y)
+    radius = np.float32(RADIUS)
+    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
+    rows, columns = image.shape
+    inside = (
+        scale > LEAST_ZOOM
+        and reach_x < at_x < np.float32(columns - 1) - reach_x
+        and reach_y < at_y < np.float32(rows - 1) - reach_y
+        and reach_x + reach_y < _LARGEST_REACH_PX
+    )
+    return inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y
+
+
+@kernel
 def _correlation(
     reference: Array,
     mean: float,
@@ -244,29 +285,11 @@ def _correlation(
     a: float,
     b: float,
 ) -> float:
-    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside.
-
-    The motion of the window's pixels is taken as affine.
-    """
-    scale = np.float32(1.0) + motion[2] * d
-    if scale < 0.2:
-        return np.float32(-2.0)
-    inverse = np.float32(1.0) / scale
-    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
-    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
-    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
-    xx, xy = inverse + by_d_x * a, by_d_x * b
-    yx, yy = by_d_y * a, inverse + by_d_y * b
-    at_x += centre[0] + np.float32(offset_x)
-    at_y += centre[1] + np.float32(offset_y)
-    radius = np.float32(RADIUS)
-    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
-    rows, columns = image.shape
-    if (
-        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
-        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
-        or reach_x + reach_y > 40
-    ):
+    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
+    inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(
+        image, motion, offset_x, offset_y, centre, x, y, d, a, b
+    )
+    if not inside:
         return np.float32(-2.0)
     first = square = product = np.float32(0.0)
     for v in range(-RADIUS, RADIUS + 1):
@@ -383,7 +406,7 @@ def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, 
         s = views[k]
         if s < 0:
             continue
-        inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(0.2))
+        inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(LEAST_ZOOM))
         at_x = (np.float32(x) - centre[0] + motion[s, 0] * d) * inverse
         at_y = (np.float32(y) - centre[1] + motion[s, 1] * d) * inverse
         by_x = (motion[s, 0] - at_x * motion[s, 2]) * inverse
@@ -452,25 +475,10 @@ def _alignment(
 ) -> tuple[float, float, float]:
     """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
-    scale = np.float32(1.0) + motion[2] * d
-    if scale < 0.2:
-        return nothing
-    inverse = np.float32(1.0) / scale
-    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
-    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
-    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
-    xx, xy = inverse + by_d_x * a, by_d_x * b
-    yx, yy = by_d_y * a, inverse + by_d_y * b
-    at_x += centre[0] + np.float32(offset_x)
-    at_y += centre[1] + np.float32(offset_y)
-    radius = np.float32(RADIUS)
-    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
-    rows, columns = image.shape
-    if (
-        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
-        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
-        or reach_x + reach_y > 40
-    ):
+    inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(
+        image, motion, offset_x, offset_y, centre, x, y, d, a, b
+    )
+    if not inside:
         return nothing
     first = square = product = np.float32(0.0)
     change = change_square = change_value = change_product = np.float32(0.0)
