@@ -52,7 +52,7 @@ class DensifyConfig:
     """How depth is measured."""
     image: DepthImageConfig = DepthImageConfig()
     """What of it is kept."""
-    neighbours: int = 4
+    neighbours: int = 6
     """Keyframes before and after one that its depth is compared with."""
 
 
