@@ -23,10 +23,10 @@ from anchor3r.geometry import Pinhole
 Fill = Literal["holes", "planes", "all"]
 _MEASURED = (-6.43, -0.606, 1.439, -0.86, -0.831)
 """Log odds of a measured depth: constant, then by logarithms: of its relative standard deviation, of one more
-than the agreeing neighbours (base 2), of one more than the contradicting ones (base 2), and of the spread among
-those who agree. By maximum likelihood over worlds 201 to 207 (three rooms, three streets, open ground; 320 × 240
-pixels, poses of `features`; 60,000 pixels of each that somebody agrees with, sky among them). In every tenth of
-the stated probability what is right differs from it by at most 0.02."""
+than the agreeing neighbours (base 2), of one more than the contradicting ones (base 2), and of the spread
+among those who agree. By maximum likelihood over worlds 201 to 207 (three rooms, three streets, open ground;
+320 × 240 pixels, poses of `features`; 60,000 pixels of each that somebody agrees with, sky among them). In
+every tenth of the stated probability what is right differs from it by at most 0.02."""
 _PLANE = (-7.672, -2.538, 0.633)
 """Log odds of a plane: constant, then by the logarithms of the scatter about it and of the weight around it;
 from the same worlds, 30,000 pixels of each that were not measured. Within 0.05 in every tenth."""
