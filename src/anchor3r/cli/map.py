@@ -90,6 +90,14 @@ def map_source(
         _finish(run.summary(), out, settings.threads, dense=dense, as_json=as_json)
 
 
+def _tell_of_predictor(settings: MapSettings) -> None:
+    """What auto stands for, and why."""
+    from anchor3r.predictors.loading import AUTO, AUTO_REASON
+
+    if settings.predictor == "auto":
+        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
+
+
 def _finish(summary: dict[str, Any], out: Path, threads: int | None, *, dense: bool, as_json: bool) -> None:
     """Tells how mapping went and, if that is wanted and there is a pose, measures depth and tells of that."""
     if not dense or summary["failure"] is not None:
