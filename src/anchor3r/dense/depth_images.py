@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.completion import Completed, CompletionConfig, complete
 from anchor3r.dense.consistency import Agreement
+from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
 from anchor3r.dense.slanted_refinement import PixelPlanes, plane_normals
 from anchor3r.geometry import Pinhole
@@ -42,7 +43,7 @@ class DepthImageConfig:
     """Neighbouring keyframes that see a point where it was measured, at least;"""
     tolerance: float = 0.05
     """depths that differ by more than this part do not agree."""
-    least_confidence: float = 0.6
+    least_confidence: float = 0.5
     """Measured depths that are less likely right are left out,"""
     least_plane_confidence: float = 0.2
     """and so are planes that are less likely right than this."""
@@ -78,12 +79,13 @@ def depth_image(
     confidence = measured_confidence(planes, agreement)
     kept = (agreement.agreeing >= config.least_agreeing) & (confidence >= config.least_confidence)
     kept &= agreement.inverse > 0
+    grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
+    kept &= ~carried_over(planes, kept, grey)
     inverse = np.where(kept, agreement.inverse, np.float32(np.nan))
     confidence = np.where(kept, confidence, np.float32(0))
     normals = planes.normals(camera)
     origin = np.where(kept, DepthOrigin.MEASURED, DepthOrigin.NONE).astype(np.uint8)
     if fill != "holes" and kept.any():
-        grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
         through = complete(np.where(kept, inverse, 0), confidence, grey, config.completion)
         chance = plane_confidence(through)
         taken = (origin == DepthOrigin.NONE) & (chance >= config.least_plane_confidence)
