@@ -79,6 +79,24 @@ def test_the_same_measurement_goes_on_and_another_one_replaces_it(tmp_path: Path
         assert not densification.complete
 
 
+def test_a_full_disk_keeps_the_depths_that_were_written(tmp_path: Path) -> None:
+    writer = MapWriter.create(tmp_path / "map")
+    writer.begin_depths("online", {})
+    writer.write_keyframe_depth(some_depth(0))
+    pages = writer._database.execute("PRAGMA page_count").fetchone()[0]
+    writer._database.execute(f"PRAGMA max_page_count = {pages + 1}")
+    with pytest.raises(Anchor3RError, match="disk is full"), writer:
+        for frame in range(1, 9):
+            writer.write_keyframe_depth(some_depth(frame))
+    with load_map(tmp_path / "map") as scene_map:
+        assert 0 in scene_map.keyframe_depth_frames()
+    with MapWriter.open(tmp_path / "map") as writer:
+        done = writer.begin_depths("online", {})
+        assert 0 in done
+        assert 8 not in done
+        writer.write_keyframe_depth(some_depth(8))
+
+
 def test_a_map_of_before_there_were_depths_is_read_and_can_get_some(tmp_path: Path) -> None:
     MapWriter.create(tmp_path / "map").close()
     with sqlite3.connect(tmp_path / "map" / "map.sqlite") as database:

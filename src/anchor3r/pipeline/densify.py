@@ -146,7 +146,7 @@ def _insist_on_size(views: DepthViews) -> None:
 
 
 def _insist_on_keyframes(scene_map: Map, rows: list[int]) -> None:
-    if not rows:
+    if not rows or not len(scene_map.frames_with_points()):
         raise Anchor3RError(
             f"{scene_map.folder} has no points that tell how far away things are, so that there is no range "
             "to look for depth in; map it with a predictor that gives points"
