@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,15 @@ def some_depth(frame: int) -> KeyframeDepth:
     )
 
 
+def write_all(writer: MapWriter, frames: Iterable[int]) -> None:
+    for frame in frames:
+        writer.write_keyframe_depth(some_depth(frame))
+
+
 def test_depths_come_back_as_precise_as_they_are_kept(tmp_path: Path) -> None:
     with MapWriter.create(tmp_path / "map") as writer:
         assert writer.begin_depths("online", {"size": 40}) == set()
-        for frame in (9, 3):
-            writer.write_keyframe_depth(some_depth(frame))
+        write_all(writer, (9, 3))
     with load_map(tmp_path / "map") as scene_map:
         found = list(scene_map.keyframe_depths())
         assert [view.frame for view in found] == [3, 9] == scene_map.keyframe_depth_frames().tolist()
@@ -86,8 +91,7 @@ def test_a_full_disk_keeps_the_depths_that_were_written(tmp_path: Path) -> None:
     pages = writer._database.execute("PRAGMA page_count").fetchone()[0]
     writer._database.execute(f"PRAGMA max_page_count = {pages + 1}")
     with pytest.raises(Anchor3RError, match="disk is full"), writer:
-        for frame in range(1, 9):
-            writer.write_keyframe_depth(some_depth(frame))
+        write_all(writer, range(1, 9))
     with load_map(tmp_path / "map") as scene_map:
         assert 0 in scene_map.keyframe_depth_frames()
     with MapWriter.open(tmp_path / "map") as writer:
