@@ -32,7 +32,9 @@ _FIT_STEPS = 3.0
 _GOOD_SCORE = 0.6
 """Correlation of pixels that large planes are looked for among."""
 _CLEARLY_BETTER = 0.03
-"""By which a large plane has to correlate better than what a sweep found."""
+"""By which a large plane has to correlate better than what a sweep found,"""
+_SAME_PLANE = 0.01
+"""where it differs from that by more than this part of the inverse depth."""
 _LARGEST_REACH_PX = 40.0
 """From the middle of a window to its sides in a source: larger ones are degenerate."""
 _LEAST_RESIDUAL = 0.02
@@ -93,17 +95,22 @@ class SlantedWindows:
         )  # fmt: skip
         self.shape: tuple[int, int] = reference.shape
 
-    def choose(
-        self, planes: NDArray[np.float32], others: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there.
-
-        others: (k, 3) planes a x + b y + c that a pixel takes instead where they show it clearly better.
-        """
+    def choose(self, planes: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there."""
         score = np.full(self.shape, -1, np.float32)
         views = np.full((*self.shape, BEST_VIEWS), -1, np.int8)
-        _choose_views(*self._frame, planes, others, views, score)
+        _choose_views(*self._frame, planes, np.empty((0, 3), np.float32), views, score)
         return views, score
+
+    def try_planes(
+        self,
+        others: NDArray[np.float32],
+        planes: NDArray[np.float32],
+        views: NDArray[np.int8],
+        score: NDArray[np.float32],
+    ) -> None:
+        """Lets pixels take one of the planes a x + b y + c, (k, 3), that shows them clearly better."""
+        _choose_views(*self._frame, planes, others, views, score)
 
     def propagate(
         self, planes: NDArray[np.float32], views: NDArray[np.int8], score: NDArray[np.float32]
@@ -129,10 +136,8 @@ def refine_coarse(
     num_planes: large planes to look for, and to try everywhere.
     """
     planes = np.stack([inverse, *fitted_slopes(inverse, step)])
-    views, score = windows.choose(planes.copy(), np.empty((0, 3), np.float32))
-    if num_planes:
-        others = dominant_planes(inverse, score > _GOOD_SCORE, num_planes)
-        views, score = windows.choose(planes, others)
+    views, score = windows.choose(planes)
+    windows.try_planes(dominant_planes(inverse, score > _GOOD_SCORE, num_planes), planes, views, score)
     windows.propagate(planes, views, score)
     windows.sharpen(planes, views)
     planes[1:] = fitted_slopes(planes[0], step)
@@ -326,18 +331,23 @@ def _choose_views(
     views: Array,
     score: Array,
 ) -> None:
-    """Of each pixel's plane and the others, the best one, how well it is seen, and in which views."""
+    """Of each pixel's plane and the others, the best one, how well it is seen, and in which views.
+
+    A pixel that has views already is not measured again.
+    """
     height, width = reference.shape
     best = np.empty(BEST_VIEWS, np.float32)
     which = np.empty(BEST_VIEWS, np.int8)
     for y in range(RADIUS, height - RADIUS):
         for x in range(RADIUS, width - RADIUS):
-            for k in range(-1, len(others)):
+            first = -1 if views[y, x, 0] < 0 else 0
+            for k in range(first, len(others)):
                 d, a, b = planes[0, y, x], planes[1, y, x], planes[2, y, x]
                 if k >= 0:
                     a, b = others[k, 0], others[k, 1]
                     d = a * np.float32(x) + b * np.float32(y) + others[k, 2]
-                    if d <= 0:
+                    same = abs(d - planes[0, y, x]) < np.float32(_SAME_PLANE) * d
+                    if d <= 0 or same or score[y, x] > np.float32(1 - _CLEARLY_BETTER):
                         continue
                 best[:] = -2.0
                 which[:] = -1
