@@ -8,6 +8,7 @@ import pytest
 from anchor3r.dense.completion import CompletionConfig, complete
 from anchor3r.dense.consistency import compare
 from anchor3r.dense.depth_images import DepthImageConfig, PredictedDepth, depth_image
+from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin
 from anchor3r.dense.slanted_refinement import PixelPlanes
 from anchor3r.geometry import SE3, Pinhole
@@ -68,6 +69,17 @@ def test_a_plane_goes_through_a_hole_but_not_across_an_edge() -> None:
     np.testing.assert_allclose(found.inverse[hole], inverse[hole], rtol=0.04)
     nothing = complete(inverse, np.zeros(SHAPE, np.float32), grey, CompletionConfig())
     assert np.isnan(nothing.inverse).all()
+
+
+def test_what_windows_carry_over_an_edge_is_told_by_its_looks() -> None:
+    u = np.broadcast_to(np.arange(SHAPE[1]), SHAPE)
+    grey = np.where(u < 20, 180, 60).astype(np.float32)
+    fattened = planes(np.where(u < 23, 0.5, 0.1))  # the nearer thing ends at column 20
+    found = carried_over(fattened, np.ones(SHAPE, bool), grey)
+    assert found[:, 21:23].all()
+    assert not found[(u < 20) | (u >= 23)].any()
+    right = planes(np.where(u < 20, 0.5, 0.1))
+    assert not carried_over(right, np.ones(SHAPE, bool), grey).any()
 
 
 @pytest.mark.parametrize("fill", ["holes", "planes", "all"])

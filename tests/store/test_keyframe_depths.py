@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,15 @@ def some_depth(frame: int) -> KeyframeDepth:
     )
 
 
+def write_all(writer: MapWriter, frames: Iterable[int]) -> None:
+    for frame in frames:
+        writer.write_keyframe_depth(some_depth(frame))
+
+
 def test_depths_come_back_as_precise_as_they_are_kept(tmp_path: Path) -> None:
     with MapWriter.create(tmp_path / "map") as writer:
         assert writer.begin_depths("online", {"size": 40}) == set()
-        for frame in (9, 3):
-            writer.write_keyframe_depth(some_depth(frame))
+        write_all(writer, (9, 3))
     with load_map(tmp_path / "map") as scene_map:
         found = list(scene_map.keyframe_depths())
         assert [view.frame for view in found] == [3, 9] == scene_map.keyframe_depth_frames().tolist()
@@ -77,6 +82,23 @@ def test_the_same_measurement_goes_on_and_another_one_replaces_it(tmp_path: Path
         densification = scene_map.densification()
         assert densification is not None
         assert not densification.complete
+
+
+def test_a_full_disk_keeps_the_depths_that_were_written(tmp_path: Path) -> None:
+    writer = MapWriter.create(tmp_path / "map")
+    writer.begin_depths("online", {})
+    writer.write_keyframe_depth(some_depth(0))
+    pages = writer._database.execute("PRAGMA page_count").fetchone()[0]
+    writer._database.execute(f"PRAGMA max_page_count = {pages + 1}")
+    with pytest.raises(Anchor3RError, match="disk is full"), writer:
+        write_all(writer, range(1, 9))
+    with load_map(tmp_path / "map") as scene_map:
+        assert 0 in scene_map.keyframe_depth_frames()
+    with MapWriter.open(tmp_path / "map") as writer:
+        done = writer.begin_depths("online", {})
+        assert 0 in done
+        assert 8 not in done
+        writer.write_keyframe_depth(some_depth(8))
 
 
 def test_a_map_of_before_there_were_depths_is_read_and_can_get_some(tmp_path: Path) -> None:

@@ -68,13 +68,12 @@ def map_source(
         rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
             the address of one, NAME.rrd records into a file.
     """
-    from anchor3r.predictors.loading import AUTO, AUTO_REASON
     from anchor3r.sources import open_source
 
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
-    if verbose and settings.predictor == "auto":
-        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
+    if verbose:
+        _tell_of_predictor(settings)
     with (
         beside(out) if view else nullcontext(),
         open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
@@ -91,14 +90,22 @@ def map_source(
             ):
                 stream(run, show)
             summary = run.summary()
-        if not dense or summary["failure"] is not None:
-            _tell(summary)
-            return summary
-    return _densify(out, settings.threads, summary)
+    return _finished(summary, out, settings.threads, dense=dense)
 
 
-def _densify(out: Path, threads: int | None, summary: dict[str, Any]) -> dict[str, Any]:
-    """Measures depth in a map that is finished, and tells of both."""
+def _tell_of_predictor(settings: MapSettings) -> None:
+    """What auto stands for, and why."""
+    from anchor3r.predictors.loading import AUTO, AUTO_REASON
+
+    if settings.predictor == "auto":
+        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
+
+
+def _finished(summary: dict[str, Any], out: Path, threads: int | None, *, dense: bool) -> dict[str, Any]:
+    """Tells how mapping went and, if that is wanted and there is a pose, measures depth and tells of that."""
+    if not dense or summary["failure"] is not None:
+        _tell(summary)
+        return summary
     from anchor3r.cli import densify
     from anchor3r.pipeline.densify import densify_map
     from anchor3r.pipeline.settings import DensifySettings

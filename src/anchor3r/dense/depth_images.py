@@ -16,13 +16,23 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.completion import Completed, CompletionConfig, complete
 from anchor3r.dense.consistency import Agreement
+from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
 from anchor3r.dense.slanted_refinement import PixelPlanes, plane_normals
 from anchor3r.geometry import Pinhole
 
 Fill = Literal["holes", "planes", "all"]
-_MEASURED = (0.0, -0.5, 1.0, -0.5, 0.5)
-_PLANE = (0.0, -0.5, 0.2)
+_MEASURED = (-6.43, -0.606, 1.439, -0.86, -0.831)
+"""Log odds of a measured depth: constant, then by logarithms: of its relative standard deviation, of one more
+than the agreeing neighbours (base 2), of one more than the contradicting ones (base 2), and of the spread
+among those who agree. By maximum likelihood over worlds 201 to 207 (three rooms, three streets, open ground;
+320 × 240 pixels, poses of `features`; 60,000 pixels of each that somebody agrees with, sky among them). In
+every tenth of the stated probability what is right differs from it by at most 0.02."""
+_PLANE = (-7.672, -2.538, 0.633)
+"""Log odds of a plane: constant, then by the logarithms of the scatter about it and of the weight around it;
+from the same worlds, 30,000 pixels of each that were not measured. Within 0.05 in every tenth."""
+_LEAST_SPREAD = 0.003
+"""Relative spread of depths that agree as well as can be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +41,7 @@ class DepthImageConfig:
 
     least_agreeing: int = 1
     """Neighbouring keyframes that see a point where it was measured, at least;"""
-    tolerance: float = 0.03
+    tolerance: float = 0.05
     """depths that differ by more than this part do not agree."""
     least_confidence: float = 0.5
     """Measured depths that are less likely right are left out,"""
@@ -69,12 +79,13 @@ def depth_image(
     confidence = measured_confidence(planes, agreement)
     kept = (agreement.agreeing >= config.least_agreeing) & (confidence >= config.least_confidence)
     kept &= agreement.inverse > 0
+    grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
+    kept &= ~carried_over(planes, kept, grey)
     inverse = np.where(kept, agreement.inverse, np.float32(np.nan))
     confidence = np.where(kept, confidence, np.float32(0))
     normals = planes.normals(camera)
     origin = np.where(kept, DepthOrigin.MEASURED, DepthOrigin.NONE).astype(np.uint8)
     if fill != "holes" and kept.any():
-        grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
         through = complete(np.where(kept, inverse, 0), confidence, grey, config.completion)
         chance = plane_confidence(through)
         taken = (origin == DepthOrigin.NONE) & (chance >= config.least_plane_confidence)
@@ -99,15 +110,15 @@ def depth_image(
 
 
 def measured_confidence(planes: PixelPlanes, agreement: Agreement) -> NDArray[np.float32]:
-    """(h, w) from the depth's own spread, who agrees, who contradicts, and how alike the windows are."""
-    bias, by_sigma, by_agreeing, by_contradicting, by_score = _MEASURED
+    """(h, w) from the depth's own spread, who agrees and how well, and who contradicts."""
+    bias, by_sigma, by_agreeing, by_contradicting, by_spread = _MEASURED
     with np.errstate(divide="ignore", over="ignore"):
         odds = (
             bias
             + by_sigma * np.log(np.clip(planes.relative_sigma(), 1e-4, 10))
             + by_agreeing * np.log2(1 + agreement.agreeing.astype(np.float32))
             + by_contradicting * np.log2(1 + agreement.contradicting.astype(np.float32))
-            + by_score * np.clip(planes.score, 0, 1)
+            + by_spread * np.log(agreement.spread + np.float32(_LEAST_SPREAD))
         )
     return np.asarray(1 / (1 + np.exp(-odds)), np.float32)
 

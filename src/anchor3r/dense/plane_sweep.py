@@ -22,6 +22,9 @@ BEST_VIEWS = 3
 """Views that count."""
 NOISE_VARIANCE = 4.0
 """Squared grey levels that sensor and compression add; where a window varies less, nothing correlates."""
+LEAST_ZOOM = 0.2
+"""A source sees a surface at no less than this part of the reference's depth: nearer, a pixel is spread over
+many."""
 _COST_LEVELS = 250.0
 """Cost of no correlation at all."""
 
@@ -128,7 +131,7 @@ def _warp(
     height, width = out.shape
     rows, columns = image.shape
     scale = np.float32(1.0) + motion[2] * plane
-    if scale < 0.2:  # behind the source, or so near that a pixel is spread over many
+    if scale < LEAST_ZOOM:
         out[:] = np.nan
         return
     inverse = np.float32(1.0) / scale

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.derotation import Derotated
 from anchor3r.dense.dominant_planes import dominant_planes
-from anchor3r.dense.plane_sweep import BEST_VIEWS, NOISE_VARIANCE, RADIUS, window_moments
+from anchor3r.dense.plane_sweep import BEST_VIEWS, LEAST_ZOOM, NOISE_VARIANCE, RADIUS, window_moments
 from anchor3r.geometry import Array, Pinhole
 from anchor3r.kernels import kernel
 
@@ -32,7 +32,11 @@ _FIT_STEPS = 3.0
 _GOOD_SCORE = 0.6
 """Correlation of pixels that large planes are looked for among."""
 _CLEARLY_BETTER = 0.03
-"""By which a large plane has to correlate better than what a sweep found."""
+"""By which a large plane has to correlate better than what a sweep found,"""
+_SAME_PLANE = 0.01
+"""where it differs from that by more than this part of the inverse depth."""
+_LARGEST_REACH_PX = 40.0
+"""From the middle of a window to its sides in a source: larger ones are degenerate."""
 _LEAST_RESIDUAL = 0.02
 """Mean square by which normalised windows differ at least: noise, and what interpolation blurs."""
 _WINDOW = 2 * RADIUS + 1
@@ -91,17 +95,22 @@ class SlantedWindows:
         )  # fmt: skip
         self.shape: tuple[int, int] = reference.shape
 
-    def choose(
-        self, planes: NDArray[np.float32], others: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-        """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there.
-
-        others: (k, 3) planes a x + b y + c that a pixel takes instead where they show it clearly better.
-        """
+    def choose(self, planes: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there."""
         score = np.full(self.shape, -1, np.float32)
         views = np.full((*self.shape, BEST_VIEWS), -1, np.int8)
-        _choose_views(*self._frame, planes, others, views, score)
+        _choose_views(*self._frame, planes, np.empty((0, 3), np.float32), views, score)
         return views, score
+
+    def try_planes(
+        self,
+        others: NDArray[np.float32],
+        planes: NDArray[np.float32],
+        views: NDArray[np.int8],
+        score: NDArray[np.float32],
+    ) -> None:
+        """Lets pixels take one of the planes a x + b y + c, (k, 3), that shows them clearly better."""
+        _choose_views(*self._frame, planes, others, views, score)
 
     def propagate(
         self, planes: NDArray[np.float32], views: NDArray[np.int8], score: NDArray[np.float32]
@@ -127,10 +136,8 @@ def refine_coarse(
     num_planes: large planes to look for, and to try everywhere.
     """
     planes = np.stack([inverse, *fitted_slopes(inverse, step)])
-    views, score = windows.choose(planes.copy(), np.empty((0, 3), np.float32))
-    if num_planes:
-        others = dominant_planes(inverse, score > _GOOD_SCORE, num_planes)
-        views, score = windows.choose(planes, others)
+    views, score = windows.choose(planes)
+    windows.try_planes(dominant_planes(inverse, score > _GOOD_SCORE, num_planes), planes, views, score)
     windows.propagate(planes, views, score)
     windows.sharpen(planes, views)
     planes[1:] = fitted_slopes(planes[0], step)
@@ -229,6 +236,45 @@ def _fit_slopes(inverse: Array, tolerance: float, slope_x: Array, slope_y: Array
 
 
 @kernel
+def _placed(
+    image: Array,
+    motion: Array,
+    offset_x: int,
+    offset_y: int,
+    centre: Array,
+    x: int,
+    y: int,
+    d: float,
+    a: float,
+    b: float,
+) -> tuple[bool, float, float, float, float, float, float, float, float]:
+    """Where a source shows the window around pixel (x, y) that lies on a plane, and whether all of it.
+
+    Position of the middle, derivatives of u and v by x and y, which hold for the whole window, and of the
+    middle by d.
+    """
+    scale = max(np.float32(1.0) + motion[2] * d, np.float32(LEAST_ZOOM))
+    inverse = np.float32(1.0) / scale
+    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
+    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
+    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
+    xx, xy = inverse + by_d_x * a, by_d_x * b
+    yx, yy = by_d_y * a, inverse + by_d_y * b
+    at_x += centre[0] + np.float32(offset_x)
+    at_y += centre[1] + np.float32(offset_y)
+    radius = np.float32(RADIUS)
+    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
+    rows, columns = image.shape
+    inside = (
+        scale > LEAST_ZOOM
+        and reach_x < at_x < np.float32(columns - 1) - reach_x
+        and reach_y < at_y < np.float32(rows - 1) - reach_y
+        and reach_x + reach_y < _LARGEST_REACH_PX
+    )
+    return inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y
+
+
+@kernel
 def _correlation(
     reference: Array,
     mean: float,
@@ -244,29 +290,11 @@ def _correlation(
     a: float,
     b: float,
 ) -> float:
-    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside.
-
-    The motion of the window's pixels is taken as affine.
-    """
-    scale = np.float32(1.0) + motion[2] * d
-    if scale < 0.2:
-        return np.float32(-2.0)
-    inverse = np.float32(1.0) / scale
-    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
-    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
-    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
-    xx, xy = inverse + by_d_x * a, by_d_x * b
-    yx, yy = by_d_y * a, inverse + by_d_y * b
-    at_x += centre[0] + np.float32(offset_x)
-    at_y += centre[1] + np.float32(offset_y)
-    radius = np.float32(RADIUS)
-    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
-    rows, columns = image.shape
-    if (
-        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
-        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
-        or reach_x + reach_y > 40
-    ):
+    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
+    inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(
+        image, motion, offset_x, offset_y, centre, x, y, d, a, b
+    )
+    if not inside:
         return np.float32(-2.0)
     first = square = product = np.float32(0.0)
     for v in range(-RADIUS, RADIUS + 1):
@@ -303,18 +331,23 @@ def _choose_views(
     views: Array,
     score: Array,
 ) -> None:
-    """Of each pixel's plane and the others, the best one, how well it is seen, and in which views."""
+    """Of each pixel's plane and the others, the best one, how well it is seen, and in which views.
+
+    A pixel that has views already is not measured again.
+    """
     height, width = reference.shape
     best = np.empty(BEST_VIEWS, np.float32)
     which = np.empty(BEST_VIEWS, np.int8)
     for y in range(RADIUS, height - RADIUS):
         for x in range(RADIUS, width - RADIUS):
-            for k in range(-1, len(others)):
+            first = -1 if views[y, x, 0] < 0 else 0
+            for k in range(first, len(others)):
                 d, a, b = planes[0, y, x], planes[1, y, x], planes[2, y, x]
                 if k >= 0:
                     a, b = others[k, 0], others[k, 1]
                     d = a * np.float32(x) + b * np.float32(y) + others[k, 2]
-                    if d <= 0:
+                    same = abs(d - planes[0, y, x]) < np.float32(_SAME_PLANE) * d
+                    if d <= 0 or same or score[y, x] > np.float32(1 - _CLEARLY_BETTER):
                         continue
                 best[:] = -2.0
                 which[:] = -1
@@ -383,7 +416,7 @@ def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, 
         s = views[k]
         if s < 0:
             continue
-        inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(0.2))
+        inverse = np.float32(1.0) / max(np.float32(1.0) + motion[s, 2] * d, np.float32(LEAST_ZOOM))
         at_x = (np.float32(x) - centre[0] + motion[s, 0] * d) * inverse
         at_y = (np.float32(y) - centre[1] + motion[s, 1] * d) * inverse
         by_x = (motion[s, 0] - at_x * motion[s, 2]) * inverse
@@ -452,25 +485,10 @@ def _alignment(
 ) -> tuple[float, float, float]:
     """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
-    scale = np.float32(1.0) + motion[2] * d
-    if scale < 0.2:
-        return nothing
-    inverse = np.float32(1.0) / scale
-    from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
-    at_x, at_y = (from_x + motion[0] * d) * inverse, (from_y + motion[1] * d) * inverse
-    by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
-    xx, xy = inverse + by_d_x * a, by_d_x * b
-    yx, yy = by_d_y * a, inverse + by_d_y * b
-    at_x += centre[0] + np.float32(offset_x)
-    at_y += centre[1] + np.float32(offset_y)
-    radius = np.float32(RADIUS)
-    reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
-    rows, columns = image.shape
-    if (
-        not (reach_x < at_x < np.float32(columns - 1) - reach_x)
-        or not (reach_y < at_y < np.float32(rows - 1) - reach_y)
-        or reach_x + reach_y > 40
-    ):
+    inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(
+        image, motion, offset_x, offset_y, centre, x, y, d, a, b
+    )
+    if not inside:
         return nothing
     first = square = product = np.float32(0.0)
     change = change_square = change_value = change_product = np.float32(0.0)

@@ -23,7 +23,9 @@ class StereoConfig:
     """How depth is measured from views."""
 
     coarse: int = 2
-    """The sweep is done on images reduced by this factor."""
+    """The sweep is done on images reduced by this factor,"""
+    least_side: int = 200
+    """unless their longer side is smaller than this: windows would cover too much of them."""
     pixels_a_plane: float = 0.75
     """Image motion between neighbouring planes, where it is largest, in pixels of the reduced images."""
     max_planes: int = 96
@@ -67,7 +69,8 @@ def measure(
     source_from_reference = SE3(
         np.stack([pose.rotation for pose in poses]), np.stack([pose.translation for pose in poses])
     )
-    small = (-(-camera.width // config.coarse), -(-camera.height // config.coarse))
+    coarse = config.coarse if max(camera.width, camera.height) >= config.least_side else 1
+    small = (-(-camera.width // coarse), -(-camera.height // coarse))
     small_camera = camera.resized(*small)
     reduced = [_reduced(view.grey, small) for view in (reference, *sources)]
     turned = derotated(reduced[1:], small_camera, source_from_reference, nearest)

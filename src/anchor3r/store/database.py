@@ -302,9 +302,10 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _meaning(name: str) -> str:
+    again = "then run the same again (map with --resume). The map so far is intact"
     meanings = {
-        "SQLITE_FULL": "the disk is full; free some space, then go on (map --resume). The map is whole",
-        "SQLITE_IOERR": "the disk is full or failing; see to it, then go on (map --resume). The map is whole",
+        "SQLITE_FULL": f"the disk is full; free some space, {again}",
+        "SQLITE_IOERR": f"the disk is full or failing; see to it, {again}",
         "SQLITE_READONLY": "the folder is read-only; choose another one or change its permissions",
         "SQLITE_CANTOPEN": "the map cannot be opened; check the folder's permissions",
         "SQLITE_BUSY": "another process is writing this map; wait for it or stop it",
