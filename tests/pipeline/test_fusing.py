@@ -66,7 +66,7 @@ def test_the_surface_is_where_the_depths_are(fused_folder: Path) -> None:
         seen = view.depth[tuple(pixel[inside].T[::-1])]
         off.append(np.abs(in_camera[ahead][inside, 2] - seen) / fused.voxel)
     # What one image does not see, another one saw.
-    assert np.median(np.concatenate(off)) < 1
+    assert np.nanmedian(np.concatenate(off)) < 0.5
 
 
 def test_the_same_again_gives_the_same_bytes(fused_folder: Path, folder: Path) -> None:
@@ -128,7 +128,7 @@ def test_what_cannot_be_fused_is_said(
 ) -> None:
     assert anchor3r("fuse", folder) == 1
     assert "anchor3r densify" in capsys.readouterr().err
-    assert anchor3r("fuse", folder, "--depths", "predicted", "--min-views", 100) == 1
+    assert anchor3r("fuse", folder, "--depths", "predicted", "--min-component", 10**6) == 1
     assert "agree on no surface" in capsys.readouterr().err
     assert anchor3r("fuse", folder, "--voxel", -1) == 1
     assert "--voxel must be a positive length" in capsys.readouterr().err
