@@ -20,7 +20,7 @@ from anchor3r.model.cache import ImageCache
 from anchor3r.model.config import PRESETS
 from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork
-from anchor3r.predictors.devices import backbone_precision, choose_device, choose_dtype, dtype_name
+from anchor3r.predictors.inference import backbone_precision, choose_device, choose_dtype, dtype_name
 
 KERNELS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product", "_LocalCorrelation")
 SIZES = {"full": (392, 518), "base": (294, 392), "small": (294, 392), "tiny": (96, 128)}

@@ -10,19 +10,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "anchor3r"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
-FOUNDATION = {"errors", "kernels", "robust", "snapshots", "threads", "geometry", "trajectory", "framing"}
+FOUNDATION = {
+    "errors",
+    "framing",
+    "geometry",
+    "kernels",
+    "limits",
+    "records",
+    "robust",
+    "snapshots",
+    "threads",
+    "trajectory",
+}
 """Pure functions and types that know neither files nor pipelines; every package may use them."""
 USES: dict[str, set[str]] = {
     # package: the packages whose modules it imports, beside the foundation
     "worlds": set(),
-    "model": set(),
+    "model": {"io"},
     "pose_graph": set(),
     "dense": set(),
     "io": {"pose_graph"},
     "sources": {"worlds", "io"},
     "predictors": {"sources", "model"},
     "store": {"io", "sources", "predictors", "pose_graph", "dense"},
-    "loops": {"io", "sources", "predictors", "pose_graph", "store"},
+    "loops": {"io", "sources", "model", "predictors", "pose_graph", "store"},
     "export": {"io", "sources", "predictors", "pose_graph", "store", "pipeline"},
     "pipeline": {"io", "datasets", "sources", "predictors", "pose_graph", "store", "loops", "dense"},
     "report": {"io", "predictors", "pose_graph", "store", "pipeline", "export"},
@@ -45,9 +56,11 @@ USES: dict[str, set[str]] = {
 INSIDE_FOUNDATION = {
     "errors": set(),
     "kernels": set(),
+    "limits": set(),
+    "records": {"errors"},
     "robust": set(),
     "snapshots": set(),
-    "threads": {"errors"},
+    "threads": {"errors", "limits"},
     "geometry": {"robust"},
     "trajectory": {"geometry", "errors", "robust"},
     "framing": {"trajectory"},

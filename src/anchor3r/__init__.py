@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anchor3r.errors import Anchor3RError
     from anchor3r.export.exporting import ExportSettings, export_map
+    from anchor3r.pipeline.densify import densify_map
     from anchor3r.pipeline.mapper import Mapper
     from anchor3r.pipeline.mapping import MappingRun, map_source
     from anchor3r.pipeline.refine import refine_map
-    from anchor3r.pipeline.settings import MapSettings, RefineSettings
+    from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
     from anchor3r.pose_graph.edges import MotionGraph
     from anchor3r.predictors.loading import load_predictor
     from anchor3r.report.map_outputs import RenderSettings, render_map, report_map
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Anchor3RError": "errors",
+    "DensifySettings": "pipeline.settings",
     "ExportSettings": "export.exporting",
     "Frame": "sources",
     "MapSettings": "pipeline.settings",
@@ -33,6 +35,7 @@ _HOMES = {
     "RefineSettings": "pipeline.settings",
     "RenderSettings": "report.map_outputs",
     "StatedCamera": "sources",
+    "densify_map": "pipeline.densify",
     "export_map": "export.exporting",
     "load_map": "store",
     "load_predictor": "predictors.loading",
@@ -44,6 +47,7 @@ _HOMES = {
 }
 __all__ = [
     "Anchor3RError",
+    "DensifySettings",
     "ExportSettings",
     "Frame",
     "MapSettings",
@@ -55,6 +59,7 @@ __all__ = [
     "RenderSettings",
     "StatedCamera",
     "__version__",
+    "densify_map",
     "export_map",
     "load_map",
     "load_predictor",

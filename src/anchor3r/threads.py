@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 
 
 def num_cores() -> int:
@@ -26,8 +27,8 @@ def chosen_threads(wanted: int | None, *, gains: bool = False) -> int:
     """What the user wants, else one, or all cores for work that gains from them."""
     if wanted is None:
         return num_cores() if gains else 1
-    if wanted < 1:
-        raise Anchor3RError(f"--threads must be at least 1, not {wanted}")
+    if not 1 <= wanted <= LIMITS.threads:
+        raise Anchor3RError(f"--threads must lie in 1 … {LIMITS.threads}, not {wanted}")
     return wanted
 
 

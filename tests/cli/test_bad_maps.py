@@ -122,7 +122,7 @@ def test_a_map_in_a_read_only_folder_is_read_and_viewed(
     before = sorted(path.name for path in folder.iterdir())
 
     def refusing(path: Any, mode: str = "r", *rest: Any, **options: Any) -> Any:
-        if "w" in mode and folder in Path(path).parents:
+        if ("w" in mode or "x" in mode) and folder in Path(path).parents:
             raise PermissionError(13, "Permission denied", str(path))
         return opened(path, mode, *rest, **options)
 

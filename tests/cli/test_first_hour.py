@@ -23,11 +23,13 @@ from anchor3r.cli import main as cli
 from anchor3r.cli import progress as progress_module
 from anchor3r.cli.progress import progress
 from anchor3r.io import extras
+from anchor3r.pipeline import shortfall
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
-from anchor3r.predictors.interface import WindowStatus
+from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.sources import open_source
 from anchor3r.store import load_map
+from anchor3r.trajectory import estimated_from_true_world
 
 ROOT = Path(__file__).parents[2]
 STREET = "world:5?motion=driving&width=320&height=240"
@@ -96,6 +98,21 @@ class TestFailure:
         code, _, err = run("map", save_images(tmp_path / "blank", blank), "--out", tmp_path / "m")
         assert (code, "nothing to follow" in err) == (1, True)
 
+    def test_what_the_predictor_knows_is_told_without_a_look_at_the_images(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(shortfall, "overlap_of", lambda *_: pytest.fail("images were compared"))
+        monkeypatch.setattr("anchor3r.cli.map._tell_of_photographs", lambda images: None)
+        images = views(f"{STREET}&frames=1", [0]) * 9
+        folder = save_images(tmp_path / "images", images)
+        code, out, err = run("map", folder, "--out", tmp_path / "m", "--no-keep-images", "--json")
+        assert code == 1
+        assert "no motion" in err
+        told = json.loads(out)["without_pose"]
+        assert [(gap["first"], gap["last"], gap["cause"]) for gap in told] == [(0, 8, "no motion")]
+        with load_map(tmp_path / "m") as scene_map:
+            assert scene_map.no_pose_reasons()[4] is NoPoseReason.NO_MOTION
+
     def test_python_raises_and_speaks_python(self, tmp_path: Path) -> None:
         with pytest.raises(anchor3r.Anchor3RError, match=r"too few frames.*a smaller stride"):
             anchor3r.map_source(f"{STREET}&frames=3", tmp_path / "few")
@@ -123,6 +140,25 @@ class TestFailure:
         assert f"{missing} frames have no pose:" in out
         first = summary["without_pose"][0]
         assert f"frame {first['first']}" in out or f"frames {first['first']}–{first['last']}" in out
+
+
+class TestFirstFrames:
+    """Frames that came before the map began are as much part of it as the others."""
+
+    def test_every_frame_with_a_pose_has_points(self, tmp_path: Path, run: Run) -> None:
+        uri = "world:9?kind=room&motion=handheld&width=320&height=240&frames=24"
+        assert run("map", uri, "--out", tmp_path / "m", "--predictor", "features")[0] == 0
+        with load_map(tmp_path / "m") as scene_map, open_source(uri) as source:
+            poses, waited = scene_map.trajectory(), scene_map.no_pose_reasons()
+            assert poses.frames.tolist() == list(range(24))
+            assert len(waited) > 3
+            scale = estimated_from_true_world(poses, scene_map.true_trajectory()).scale
+            for frame in waited:
+                found = scene_map.points(frame)
+                depth = source.read(frame).depth_m[2::4, 2::4]
+                assert found.points_in_camera.shape[:2] == depth.shape
+                ratio = found.points_in_camera[..., 2] / scale / depth
+                assert np.median(np.abs(ratio[found.confidence > 0.8] - 1)) < 0.05
 
 
 class TestThreads:

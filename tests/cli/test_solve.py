@@ -162,7 +162,7 @@ def test_bad_input_is_explained(npz: Path, tmp_path: Path, capsys: pytest.Captur
     save_graph(tmp_path / "nan.npz", MotionGraph(replace(edges, rotation=rotation)))
     cases = {
         "empty.npz": "no edges", "empty.g2o": "no EDGE_SE3:QUAT", "graph.csv": ".npz or .g2o",
-        "nan.npz": "edge 3 .* not finite", "absent.npz": "not a readable", "absent.g2o": "cannot read",
+        "nan.npz": "edge 3 .* not finite", "absent.npz": "cannot read", "absent.g2o": "cannot read",
     }  # fmt: skip
     for name, reason in cases.items():
         assert solve(tmp_path / name) == 1

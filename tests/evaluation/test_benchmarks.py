@@ -349,11 +349,11 @@ def test_yaml_numbers_in_any_style(tmp_path: Path) -> None:
         yaml_numbers(path, "z", count=1)
 
 
-def test_rectification_straightens_a_line() -> None:
+def test_undistortion_straightens_a_line() -> None:
     """A distorted picture of a straight line becomes straight again where the ideal camera sees it."""
     import cv2
 
-    from anchor3r.evaluation.benchmarks.calibration import rectification
+    from anchor3r.sources.undistortion import undistorted
 
     camera = Pinhole(200, 200, 159.5, 119.5, 320, 240)
     distortion = np.array([0.3, 0.05, 0.0, 0.0])
@@ -370,7 +370,7 @@ def test_rectification_straightens_a_line() -> None:
         inside = (u >= 0) & (u < 320) & (v >= 1) & (v < 239)
         for shift in (-1, 0, 1):
             image[v[inside] + shift, u[inside]] = 255
-        straight = rectification(camera, distortion, fisheye=fisheye)(image)
+        straight = undistorted(image, camera, tuple(distortion), fisheye=fisheye)
         rows = [np.flatnonzero(straight[:, column, 0] > 128) for column in range(60, 260)]
         centres = np.array([row.mean() for row in rows if len(row)])
         assert len(centres) > 150

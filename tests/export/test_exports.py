@@ -120,7 +120,9 @@ def self_calibrated(tmp_path: Path, street_folder: Path) -> Path:
             for frame, text in rows:
                 fx, fy, *rest = json.loads(text)
                 wrong = json.dumps([1.3 * fx, 1.3 * fy, *rest])
-                database.execute(f"UPDATE {table} SET {column} = ? WHERE frame = ?", (wrong, frame))
+                database.execute(
+                    f"UPDATE {table} SET {column} = ?, checksum = NULL WHERE frame = ?", (wrong, frame)
+                )
     database.close()
     return folder
 

@@ -112,7 +112,7 @@ def test_a_matlab_struct_gives_the_reference(tmp_path: Path) -> None:
 
 def test_bad_weights_are_refused_by_name(tmp_path: Path) -> None:
     tensors = small_tensors()
-    with pytest.raises(Anchor3RError, match="no such file"):
+    with pytest.raises(Anchor3RError, match="No such file"):
         NetVLADDescriptor.load(tmp_path / "none.mat")
     (tmp_path / "text.mat").write_bytes(b"not a matrix" * 50)
     with pytest.raises(Anchor3RError, match="MATLAB struct"):

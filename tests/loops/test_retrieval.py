@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, recall_of, retrieve, whitened
+from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, _similarity, recall_of, retrieve, whitened
 
 ROUND = 40  # keyframes of a circle
 STEP = 5  # frames between keyframes
@@ -31,6 +31,21 @@ def circle(num_keyframes: int, *, noise: float = 0.3, seed: int = 0) -> Keyframe
         camera_from_world=SE3(rotation, -(rotation @ center[..., None])[..., 0]),
         component=np.zeros(num_keyframes, np.int64),
     )
+
+
+@pytest.mark.parametrize("run", [0, 1, 3])
+def test_similarity_is_the_mean_over_neighbours_of_both(run: int) -> None:
+    rng = np.random.default_rng(run)
+    descriptor, rows = rng.standard_normal((9, 4)), np.array([0, 2, 7, 8])
+    found = _similarity(descriptor, rows, run)
+    for b, row in enumerate(rows):
+        for column in range(9):
+            both = [
+                descriptor[row + shift] @ descriptor[column + shift]
+                for shift in range(-run, run + 1)
+                if 0 <= row + shift < 9 and 0 <= column + shift < 9
+            ]
+            assert found[b, column] == pytest.approx(np.mean(both))
 
 
 def test_the_second_round_finds_the_first() -> None:

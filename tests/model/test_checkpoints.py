@@ -113,7 +113,7 @@ def test_damaged_missing_and_unknown_files_are_named(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(Anchor3RError, match="no state dict"):
         read_tensors(tmp_path / "list.pt")
-    with pytest.raises(Anchor3RError, match="no such file"):
+    with pytest.raises(Anchor3RError, match="No such file"):
         read_tensors(tmp_path / "absent.pt")
     (tmp_path / "model.onnx").touch()
     with pytest.raises(Anchor3RError, match=r"unknown kind of weights '\.onnx'"):

@@ -4,15 +4,14 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from public_vggt import BLOCKS, OUTPUTS, digest_of_names, expected, public_tensors, public_vggt
 from safetensors.torch import load_file, save_file
-from seeded_vggt import EXPECTED, NAMES, digest_of_names, seeded_output, summary
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.model.checkpoints import save_checkpoint
-from anchor3r.model.vggt import NOT_USED, VGGT, VGGTConfig, VGGTOutput, load_vggt
+from anchor3r.model.vggt import NOT_USED, VGGT, VGGTConfig, load_vggt
 from small_vggt import SMALL_VGGT
 
 PUBLIC_NAMES = "b7354ce61f05021c9428114317dfa5ee2bc2db4bc0de0c1058e379878e74a7e4"
@@ -26,28 +25,33 @@ def tiny() -> VGGT:
 
 
 @pytest.fixture(scope="module")
-def reference(shared: Path) -> tuple[dict[str, torch.Tensor], VGGTOutput]:
-    """What the public code computed for a small network, and what ours does."""
-    path = shared / "fixtures" / "vggt_small.safetensors"
-    stored = load_file(path)
+def outputs() -> dict[str, torch.Tensor]:
+    """What our code computes of the network and the clip that the public code was given."""
+    model, clip = public_vggt()
     with torch.inference_mode():
-        return stored, load_vggt(path)(stored["input.images"], with_tokens=True)
+        output = model(clip, with_tokens=True)
+    assert output.block_outputs is not None
+    assert len(output.block_outputs) == len(BLOCKS)
+    return {name: getattr(output, name) for name in OUTPUTS} | dict(
+        zip(BLOCKS, output.block_outputs, strict=True)
+    )
 
 
-@pytest.fixture(scope="module")
-def seeded() -> VGGTOutput:
-    return seeded_output(SMALL_VGGT)
+@pytest.mark.parametrize("name", [*OUTPUTS, *BLOCKS])
+def test_outputs_are_those_of_the_public_code(outputs: dict[str, torch.Tensor], name: str) -> None:
+    expected(name).assert_same(outputs[name])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"block.{layer}" for layer in range(SMALL_VGGT.depth))])
-def test_outputs_are_what_they_were_when_they_agreed_with_the_public_code(
-    seeded: VGGTOutput, name: str
-) -> None:
-    kind, _, layer = name.partition(".")
-    assert seeded.block_outputs is not None
-    found = seeded.block_outputs[int(layer)] if layer else getattr(seeded, kind)
-    expected = json.loads(EXPECTED.read_text())[name]
-    np.testing.assert_allclose(summary(found), expected, rtol=0, atol=1e-4 * max(map(abs, expected)))
+def test_weights_and_numbers_are_those_that_the_public_code_was_run_on(shared: Path) -> None:
+    """The seed gives the very weights and the clip, and the remembered numbers stand in the outputs."""
+    stored = load_file(shared / "fixtures" / "vggt_small.safetensors")
+    weights, clip = public_tensors()
+    torch.testing.assert_close(clip, stored["input.images"], rtol=0, atol=1e-6)
+    assert {f"weight.{name}" for name in weights} == {name for name in stored if name.startswith("weight.")}
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, stored[f"weight.{name}"], rtol=1e-5, atol=1e-6)
+    for name in (*OUTPUTS, *BLOCKS):
+        expected(name).assert_same(stored[f"output.{name}"])
 
 
 def test_vggt_1b_has_its_public_names_and_shapes() -> None:
@@ -56,25 +60,6 @@ def test_vggt_1b_has_its_public_names_and_shapes() -> None:
         model = VGGT(VGGTConfig())
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     assert digest_of_names(shapes) == PUBLIC_NAMES
-
-
-@pytest.mark.parametrize("name", ["patch_tokens", "pose_enc", "points", "points_conf", "depth", "depth_conf"])
-def test_outputs_are_those_of_the_public_code(reference: tuple, name: str) -> None:
-    stored, output = reference
-    assert_relatively_close(getattr(output, name), stored[f"output.{name}"])
-
-
-def test_every_block_output_is_that_of_the_public_code(reference: tuple) -> None:
-    stored, output = reference
-    assert len(output.block_outputs) == 4
-    for layer, tokens in enumerate(output.block_outputs):
-        assert_relatively_close(tokens, stored[f"output.tokens.{layer}"])
-
-
-def assert_relatively_close(ours: torch.Tensor, public: torch.Tensor) -> None:
-    """The goal is 1e-4 of the largest value; anything above a few float32 roundings is a difference."""
-    assert ours.shape == public.shape
-    assert float((ours - public).abs().max()) <= 1e-5 * float(public.abs().max())
 
 
 def test_default_config_has_the_names_and_shapes_of_vggt_1b(shared: Path) -> None:

@@ -23,18 +23,18 @@ NOISY = GroundTruthConfig(window=5, rotation_deg=0.5, translation_fraction=0.02)
 
 
 def true_window(
-    anchor: int, members: Iterable[int], *, unit: float = 1.0, **fields: object
+    anchor: int, members: Iterable[int], *, scale: float = 1.0, **fields: object
 ) -> WindowPrediction:
-    """The exact window of chosen frames, its lengths told in `unit`."""
+    """The exact window of chosen frames, its lengths told in `scale`."""
     members = list(members)
     edges = [toy_pose(i) @ toy_pose(anchor).inverse() for i in members]
     prediction = WindowPrediction(
         anchor=anchor,
         members=np.array(members, np.int64),
         member_from_anchor_rotation=np.array([e.rotation for e in edges]).reshape(-1, 3, 3),
-        member_from_anchor_translation=np.array([e.translation for e in edges]).reshape(-1, 3) / unit,
+        member_from_anchor_translation=np.array([e.translation for e in edges]).reshape(-1, 3) / scale,
         confidence=np.ones(len(members)),
-        points_in_anchor=np.full((2, 2, 3), 1 / unit, np.float32),
+        points_in_anchor=np.full((2, 2, 3), 1 / scale, np.float32),
     )
     return replace(prediction, **fields)
 
@@ -145,37 +145,37 @@ def test_members_of_an_older_component_have_no_vote_but_their_edges_are_kept() -
     assert len(updates[7].edges) == 6
 
 
-def test_measured_scale_ratios_keep_the_map_in_one_unit_and_the_edges_raw() -> None:
-    """The unit shrinks by 3 % a frame; only every ratio is told."""
-    units = 0.97 ** np.arange(30)
+def test_measured_scale_ratios_keep_the_map_in_one_scale_and_the_edges_raw() -> None:
+    """The scale shrinks by 3 % a frame; only every ratio is told."""
+    scales = 0.97 ** np.arange(30)
 
     def script(t: int) -> WindowPrediction:
-        ratio = float(np.log(units[t] / units[t - 1])) if t else 0.0
+        ratio = float(np.log(scales[t] / scales[t - 1])) if t else 0.0
         return true_window(
-            t, range(max(0, t - 4), t), unit=units[t], log_scale_ratio=ratio, log_scale_sigma=0.01
+            t, range(max(0, t - 4), t), scale=scales[t], log_scale_ratio=ratio, log_scale_sigma=0.01
         )
 
     updates = run(script, 30)
     for t, update in enumerate(updates):
         assert_true_relative(update, updates[0])
-        assert_allclose(update.pose.log_scale, np.log(units[t]), atol=1e-12)
+        assert_allclose(update.pose.log_scale, np.log(scales[t]), atol=1e-12)
     assert_allclose(updates[-1].pose.log_scale_sigma, 0.01 * np.sqrt(29))
-    raw = true_window(29, range(25, 29), unit=units[29])
+    raw = true_window(29, range(25, 29), scale=scales[29])
     assert_array_equal(updates[29].edges.translation, raw.member_from_anchor_translation)
     assert_allclose(updates[29].edges.log_scale_ratio, [np.nan] * 3 + [np.log(0.97)])
     assert_allclose(updates[29].edges.log_scale_sigma, [np.nan] * 3 + [0.01])
-    # The point map is in the window's unit too: in the world it is where it always was.
-    expected = updates[29].pose.to_world(np.full((2, 2, 3), 1 / units[29]))
+    # The point map is in the window's scale too: in the world it is where it always was.
+    expected = updates[29].pose.to_world(np.full((2, 2, 3), 1 / scales[29]))
     assert_allclose(updates[29].points_in_world, expected)
 
 
-def test_a_new_component_has_a_unit_of_its_own() -> None:
+def test_a_new_component_has_a_scale_of_its_own() -> None:
     """The ratio that its first window tells is to a window of another world."""
 
     def script(t: int) -> WindowPrediction:
         members = range(max(0 if t < 6 else 5, t - 3), t)
         status = WindowStatus.INITIALISING if t == 5 else WindowStatus.OK
-        window = true_window(t, [] if t == 5 else members, unit=0.5 if t < 6 else 3.0, status=status)
+        window = true_window(t, [] if t == 5 else members, scale=0.5 if t < 6 else 3.0, status=status)
         return replace(window, log_scale_ratio=0.7 if t == 6 else 0.0, log_scale_sigma=0.01)
 
     updates = run(script, 10)

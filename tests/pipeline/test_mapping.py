@@ -13,15 +13,18 @@ import anchor3r
 from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.pipeline.mapper import Update
-from anchor3r.pipeline.mapping import MappingRun, map_source
+from anchor3r.pipeline.mapping import MappingRun, find_camera, map_source
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.predictors.loading import load_predictor
-from anchor3r.sources import Frame, open_source
+from anchor3r.sources import Frame, Source, open_source
 from anchor3r.store import Map, load_map
+from anchor3r.trajectory import estimated_from_true_world
+from box_room import CAMERA, BoxRoom, pose_at
 from toy_source import ToySource
 
 WORLD = "world:5?width=64&height=48&motion=grid&frames=40"
+FEATURES = MapSettings(predictor="features")
 NOISY = MapSettings(predictor="ground-truth:0.3,0.02", window=6, seed=3)
 
 
@@ -108,3 +111,72 @@ def test_the_package_shows_what_it_offers() -> None:
         assert getattr(anchor3r, name) is not None
     with pytest.raises(AttributeError):
         getattr(anchor3r, "nothing")  # noqa: B009
+
+
+@pytest.fixture(scope="module")
+def walk() -> list[Frame]:
+    """Through a room, with a camera that the source does not state."""
+    room, angles = BoxRoom(), 0.1 * np.arange(45)
+    centers = np.stack([1.2 * np.sin(angles), 0.3 * np.sin(2.3 * angles), 0.8 * np.cos(angles) - 1], 1)
+    turns = np.stack([0.1 * np.sin(2 * angles), 0.6 * np.sin(angles), 0.1 * angles], 1)
+    poses = [pose_at(center, turn) for center, turn in zip(centers, turns, strict=True)]
+    return [replace(room.frame(k, pose), intrinsics=None) for k, pose in enumerate(poses)]
+
+
+def test_an_unknown_camera_is_found_before_the_map_begins(tmp_path: Path, walk: list[Frame]) -> None:
+    summary = map_source(walk, tmp_path / "m", FEATURES)
+    assert summary["with_pose"] == len(walk)
+    assert not summary["camera"]["stated"]
+    assert summary["camera"]["determined"]
+    with load_map(tmp_path / "m") as scene_map:
+        found = scene_map.meta["first_pass_camera"]
+        first, last = scene_map.intrinsics(0), scene_map.intrinsics(len(walk) - 1)
+        poses, truth = scene_map.trajectory(), scene_map.true_trajectory()
+    assert found["determined"]
+    # Every frame was mapped with a camera that is right, the first one too.
+    assert found["focal_px"] == pytest.approx(CAMERA.fx, rel=0.04)
+    for camera in (first, last):
+        assert camera is None or camera.fx == pytest.approx(CAMERA.fx, rel=0.04)
+    similarity = estimated_from_true_world(poses, truth)
+    error = np.linalg.norm(similarity.inverse().apply(poses.center) - truth.center, axis=1)
+    assert np.sqrt(np.mean(error**2)) < 0.005 * truth.path_length()
+
+
+def test_a_resumed_run_goes_on_with_the_camera_that_was_found(tmp_path: Path, walk: list[Frame]) -> None:
+    map_source(walk, tmp_path / "whole", FEATURES)
+    predictor = load_predictor("features")
+    with open_source(walk) as source, MappingRun(source, predictor, tmp_path / "m", FEATURES) as run:
+        for update in run:
+            if update.frame == 30:
+                break
+    resumed = map_source(walk, tmp_path / "m", FEATURES, resume=True)
+    assert resumed["replay_is_exact"]
+    with load_map(tmp_path / "whole") as one, load_map(tmp_path / "m") as other:
+        assert one.meta["first_pass_camera"] == other.meta["first_pass_camera"]
+        assert contents(one) == contents(other)
+
+
+def test_nothing_is_gone_through_twice_without_need(walk: list[Frame]) -> None:
+    def steps(source: Source) -> int:
+        seen: list[int] = []
+        camera = find_camera(source, load_predictor("features"), seen.append)
+        assert camera is None
+        return len(seen)
+
+    with open_source([replace(frame, intrinsics=CAMERA) for frame in walk[:9]]) as source:
+        assert steps(source) == 0  # the camera is stated
+    with open_source(frame for frame in walk[:9]) as source:
+        assert steps(source) == 0  # a generator cannot be gone through again
+    with open_source(walk[:9]) as source:
+        assert steps(source) == 9  # too few to tell
+
+
+def test_a_broken_frame_in_the_first_pass_leaves_the_frames_before_it(
+    tmp_path: Path, walk: list[Frame]
+) -> None:
+    frames = [*walk[:40], replace(walk[40], image=walk[40].image[:100])]
+    with pytest.raises(Anchor3RError, match="240×100"):
+        map_source(frames, tmp_path / "m", FEATURES)
+    with load_map(tmp_path / "m") as scene_map:
+        assert scene_map.num_frames == 40
+        assert scene_map.meta["first_pass_camera"] is not None

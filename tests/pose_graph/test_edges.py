@@ -46,6 +46,16 @@ def test_one_value_serves_all_edges() -> None:
     assert_array_equal(chosen.information, np.eye(6)[None])
 
 
+def test_each_edge_may_have_information_of_its_own() -> None:
+    information = np.stack([np.eye(6), np.full((6, 6), np.nan), 3 * np.eye(6)])
+    edges = Edges.of([0, 1, 2], 3, np.eye(3), [1.0, 0, 0], information=information)
+    assert_array_equal(edges.has_information(), [True, False, True])
+    chosen = edges.select(np.array([2, 1]))
+    assert_array_equal(chosen.information, information[[2, 1]])
+    assert_array_equal(chosen.has_information(), [True, False])
+    assert edges.select(np.zeros(3, bool)).has_information().shape == (0,)
+
+
 def spoiled(name: str, value: object) -> Edges:
     edges = some_edges()
     column = getattr(edges, name).copy()

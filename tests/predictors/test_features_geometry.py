@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anchor3r.geometry import SE3, so3_exp
+from anchor3r.geometry import SE3, rotation_angle, so3_exp
 from anchor3r.predictors.features.bundle_adjustment import adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import (
@@ -21,6 +21,7 @@ from anchor3r.predictors.features.projection import (
     rotate,
     triangulate,
 )
+from anchor3r.predictors.features.rotation import fit_rotations
 from anchor3r.predictors.features.twoview import relate_two_views, relate_views_of_a_plane
 
 CAMERA = np.array([300.0, 305.0, 160.0, 120.0, 0.05, -0.03])
@@ -191,3 +192,33 @@ def test_two_views_of_noise_are_refused() -> None:
     first, second = rng.uniform(0, 300, (2, 100, 2))
     assert relate_two_views(first, second, CAMERA, **BELIEF) is None
     assert relate_two_views(first[:5], second[:5], CAMERA, **BELIEF) is None
+
+
+def test_tracks_of_no_rotation_are_told_so_and_break_nothing() -> None:
+    """Their best focal length may lie at infinity."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        first = rng.uniform([5, 5], [315, 235], (200, 2))
+        elsewhere = rng.permutation(first)
+        nearness = rng.uniform(0.2, 1, (200, 1)) * [120, 0]
+        for moved in (nearness, elsewhere - first, 1.2 * (first - [160, 120])):
+            observed = first + np.linspace(0, 1, 31)[:, None, None] * moved
+            found = fit_rotations(observed, CAMERA, 0.6, huber_px=0.5, max_error_px=2.0)
+            assert not found.is_plausible
+            assert np.isfinite(found.frame_from_first).all()
+            assert np.isfinite(found.camera).all()
+
+
+@pytest.mark.parametrize(("slipping", "plausible"), [(0.0, True), (0.2, True), (0.5, False)])
+def test_a_rotation_is_found_among_tracks_that_slip(slipping: float, plausible: bool) -> None:
+    rng = np.random.default_rng(4)
+    first = rng.uniform([60, 60], [260, 180], (200, 2))
+    turns = so3_exp(np.linspace(0, 1, 20)[:, None] * [0.1, 0.2, 0.05])
+    observed = np.stack([project(CAMERA, rays(CAMERA, first) @ turn.T) for turn in turns])
+    slips = rng.random(200) < slipping
+    observed[:, slips] += np.linspace(0, 1, 20)[:, None, None] * rng.normal(0, 12, (slips.sum(), 2))
+    found = fit_rotations(observed, CAMERA, 0.0, huber_px=0.5, max_error_px=2.0)
+    assert found.is_explained is (slipping == 0)
+    assert found.is_plausible is plausible
+    if plausible:
+        assert np.degrees(rotation_angle(found.frame_from_first[-1] @ turns[-1].T)) < 0.2

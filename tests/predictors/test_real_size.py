@@ -101,7 +101,7 @@ def test_what_does_not_fit_into_memory_is_said_before_it_starts(
 ) -> None:
     network = checkpoint(tmp_path / "net.safetensors", "small")
     source = pictures(tmp_path / "pictures", LANDSCAPE, 1)
-    monkeypatch.setattr("anchor3r.predictors.devices._free_bytes", lambda device: 2**20)
+    monkeypatch.setattr("anchor3r.predictors.inference._free_bytes", lambda device: 2**20)
     command = ["map", str(source), "--predictor", str(network), "--out", str(tmp_path / "map")]
     assert main(command) != 0
     said = " ".join(capsys.readouterr().err.split())

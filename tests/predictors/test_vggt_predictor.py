@@ -13,7 +13,7 @@ from anchor3r.model.heads import DPTHead
 from anchor3r.model.vggt import VGGT
 from anchor3r.predictors import WindowPrediction, WindowStatus
 from anchor3r.predictors.confidence import from_learned
-from anchor3r.predictors.images import camera_from_fov
+from anchor3r.predictors.inference import camera_from_fov
 from anchor3r.predictors.vggt import (
     DepthMap,
     VGGTPredictor,

@@ -226,7 +226,7 @@ def test_tum_files_that_cannot_be_right(tmp_path: Path, name: str, text: str, me
 
 
 def test_tum_needs_its_list(tmp_path: Path) -> None:
-    with pytest.raises(Anchor3RError, match=r"cannot read .*rgb.txt .*check that it is there"):
+    with pytest.raises(Anchor3RError, match=r"cannot read .*rgb.txt: No such file .*check the path"):
         open_source(f"tum:{tmp_path}")
 
 

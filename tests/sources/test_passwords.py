@@ -11,7 +11,7 @@ from servers import serving, web_server
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources import open_source
-from anchor3r.sources.source import without_password
+from anchor3r.sources.source import without_secrets
 from anchor3r.store import load_map
 
 
@@ -22,13 +22,17 @@ from anchor3r.store import load_map
         ("rtsp://admin:p@ss:w0rd@camera/live@2", "rtsp://admin:***@camera/live@2"),
         ("http://:s3cret@host", "http://:***@host"),
         ("[Errno 5] I/O error: 'https://a:b@host/x'", "[Errno 5] I/O error: 'https://a:***@host/x'"),
+        ("rtsp://admin:two words@camera/live", "rtsp://admin:***@camera/live"),
+        ("http:/user:s3cret@host/x", "http:/user:***@host/x"),
+        ("http://host/x?camera=2&token=abc&b=1", "http://host/x?camera=2&token=***&b=1"),
+        ("cannot open 'http://h/x?API_KEY=abc' (it)", "cannot open 'http://h/x?API_KEY=***' (it)"),
         ("rtsp://host:554/user@home", "rtsp://host:554/user@home"),
         ("https://name@host/x", "https://name@host/x"),
         ("7scenes:a:b@c", "7scenes:a:b@c"),
     ],
 )
 def test_only_the_password_goes(address: str, shown: str) -> None:
-    assert without_password(address) == shown
+    assert without_secrets(address) == shown
 
 
 @pytest.mark.parametrize("scheme", ["http", "rtsp", "ftp", "no+scheme"])

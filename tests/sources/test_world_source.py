@@ -51,7 +51,7 @@ def test_a_world_is_as_long_as_is_asked_for() -> None:
     [
         ("", "cannot make world: .*write it as world:3"),
         ("three", "cannot make world:three .*write it as world:3"),
-        ("-3", "cannot make world:-3 "),
+        ("-3", "world seed is -3"),
         ("3?frames", "cannot make"),
         ("3?frames=1.5", "cannot make .*1.5"),
         ("3?frames=0", "at least 1 frame"),

@@ -122,7 +122,7 @@ def test_unrelated_components_are_shown_one_at_a_time_and_named(street: Path, tm
     folder = tmp_path / "parted"
     shutil.copytree(street, folder)
     with sqlite3.connect(folder / "map.sqlite") as database:
-        database.execute("UPDATE poses SET component = 1 WHERE frame >= 40")
+        database.execute("UPDATE poses SET component = 1, checksum = NULL WHERE frame >= 40")
     assert "Tracking broke: 2 components" in words(folder)
     assert "the 40 poses of one are shown" in words(folder)
     assert "the 20 poses of one are shown" in words(folder, component=1)

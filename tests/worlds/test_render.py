@@ -9,9 +9,9 @@ from scipy.ndimage import binary_dilation
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.worlds.render.renderer import Sensor, render, render_linear
 from anchor3r.worlds.scenes.builder import Painter, SceneBuilder
-from anchor3r.worlds.scenes.lighting import outdoors
 from anchor3r.worlds.scenes.paths import poses
 from anchor3r.worlds.scenes.scene import TRIANGLE, TWO_SIDED, Scene
+from anchor3r.worlds.scenes.surroundings import outdoors
 from anchor3r.worlds.scenes.textures import texture_bank
 
 CAMERA = Pinhole.from_fov(70, 64, 48)

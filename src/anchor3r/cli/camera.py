@@ -18,7 +18,7 @@ class CameraOptions:
     fov: float | None = None
     """Horizontal field of view in degrees, instead. Without either, features estimates the camera."""
     distortion: str | None = None
-    """k1[,k2[,p1,p2[,k3]]] of the lens, radial and tangential; images are straightened."""
+    """k1[,k2[,p1,p2[,k3[,k4,k5,k6]]]] of the lens, radial and tangential; images are straightened."""
     fisheye: str | None = None
     """k1,k2,k3,k4 of a fisheye lens (equidistant model), instead."""
 

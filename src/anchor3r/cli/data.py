@@ -100,7 +100,7 @@ def pack(
         shard_gb: Size of a shard, about.
     """
     from anchor3r.datasets.files import open_files
-    from anchor3r.datasets.packing import pack as pack_files
+    from anchor3r.datasets.files import pack as pack_files
 
     with progress("packing", None, "files") as advance:
         count = pack_files(open_files(root), out, shard_bytes=int(shard_gb * 1e9), on_progress=advance)

@@ -38,7 +38,7 @@ def densify(
     """
     from anchor3r.pipeline.densify import densify_map
 
-    with _told_how_to_go_on(folder), densifying_progress() as show:
+    with told_how_to_go_on(folder), densifying_progress() as show:
         summary = densify_map(folder, settings, progress=show)
     print(json.dumps(summary) if as_json else in_words(summary))
 
@@ -51,13 +51,14 @@ def densifying_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextmanager
-def _told_how_to_go_on(folder: Path) -> Iterator[None]:
+def told_how_to_go_on(folder: Path) -> Iterator[None]:
+    """Whoever interrupts it hears that nothing is lost."""
     try:
         yield
     except (KeyboardInterrupt, SystemError) as error:
         if is_interrupt(error):
             print(
-                f"anchor3r: the depths so far are in {folder}; the same command goes on with them",
+                f"anchor3r: the depths so far are in {folder}; anchor3r densify goes on with them",
                 file=sys.stderr,
             )
         raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Format = Literal["auto", "tum", "kitti", "euroc"]
 Align = Literal["sim3", "se3", "none"]
 OFFLINE = "offline"
+_MOST_SEEDS = 100_000
 _MAPPING = MapSettings()
 _REFINING = RefineSettings()
 _AS_PUBLISHED = RefineSettings(method="paper")
@@ -456,15 +458,18 @@ def _numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in _names(text):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
+        if not all(number.isascii() and number.isdecimal() for number in (first, last or first)):
             raise Anchor3RError(f"seeds are numbers and ranges such as 101-120,130, not {text!r}")
-        numbers += range(int(first), int(last or first) + 1)
+        low, high = (int(number) if len(number) < 19 else LIMITS.seed for number in (first, last or first))
+        if high - low >= _MOST_SEEDS:
+            raise Anchor3RError(f"seeds {part!r} are more than {_MOST_SEEDS:,}; name fewer")
+        numbers += range(low, high + 1)
     return numbers
 
 
 def _checked(jobs: int) -> int:
-    if jobs < 1:
-        raise Anchor3RError(f"--jobs must be at least 1, not {jobs}")
+    if not 1 <= jobs <= LIMITS.threads:
+        raise Anchor3RError(f"--jobs must lie in 1 … {LIMITS.threads}, not {jobs}")
     return jobs
 
 

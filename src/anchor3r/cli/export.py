@@ -30,7 +30,8 @@ def export(
         format: tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph.
             ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. mesh is the surface
             that anchor3r fuse made, with colours; out is a .ply or a .glb then. colmap and nerfstudio are
-            folders with images, cameras and points, from which trainers of splats start.
+            folders with images, cameras and points, from which trainers of splats start. rrd and mcap are
+            recordings over time, which Rerun and Foxglove play.
         settings: What of the map, and how.
     """
     written = export_map(folder, out, format, settings)

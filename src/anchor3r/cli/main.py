@@ -1,14 +1,20 @@
 """The command line: `anchor3r COMMAND …`. A command is one typed function in `anchor3r.cli`, read by tyro.
 
-Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 130 interrupted by Ctrl-C, 141 the
-output is no longer read.
+Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 3 a defect of the program itself,
+130 interrupted by Ctrl-C, 141 the output is no longer read.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import platform
+import shlex
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module, metadata
 
 from anchor3r.errors import Anchor3RError, is_interrupt
@@ -36,23 +42,42 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _print_any_text()
     try:
-        code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+        code = _exit_code(given)
         print(end="", flush=True)  # what is still buffered would fail after us, out of reach
     except BrokenPipeError:
         # Whoever read has seen enough, as `head` has. A command ends where it cannot print: of `map` that is
         # its summary, when the map is complete. SIGPIPE would end it at any moment, by any closed socket.
         _discard_output()
         return 128 + 13  # what a shell tells of programs that SIGPIPE has ended
+    except OSError as error:  # of the output: commands explain those of their files themselves
+        _discard_output(keep_errors=True)
+        return _tell(f"cannot print: {error.strerror or error}; see to where the output goes")
     return code
 
 
-def _discard_output() -> None:
+def _print_any_text() -> None:
+    """Lets a terminal or file that knows only ASCII have escapes instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output(*, keep_errors: bool = False) -> None:
     """Lets Python's own last flush go nowhere instead of into the broken pipe."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout,) if keep_errors else (sys.stdout, sys.stderr):
         if stream is not None:
             os.dup2(nowhere, stream.fileno())
+
+
+def _tell(message: str, code: int = 1) -> int:
+    """Prints an error as one line that a terminal shows as it stands, and returns the exit code."""
+    line = " ".join(message.split())
+    print("anchor3r:", "".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
+    return code
 
 
 def _exit_code(arguments: Sequence[str]) -> int:
@@ -66,21 +91,47 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        print(f"anchor3r: there is no command '{name}'; see anchor3r --help", file=sys.stderr)
-        return 2
+        return _tell(f"there is no command '{name}'; see anchor3r --help", 2)
     try:
         _run(name, rest)
     except Anchor3RError as error:
-        print(f"anchor3r: {error.for_command_line()}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, SystemError) as error:
-        if not is_interrupt(error):
-            raise
-        print("anchor3r: interrupted", file=sys.stderr)
-        return 130
+        return _tell(error.for_command_line())
+    except KeyboardInterrupt:
+        return _tell("interrupted", 130)
+    except MemoryError:
+        return _tell("there is not enough memory for this; close other programs, or give it a smaller input")
+    except BrokenPipeError:
+        raise
     except SystemExit as exit_:  # how tyro reports help (0) and wrong usage (2)
         return exit_.code if isinstance(exit_.code, int) else 2
+    except Exception as error:  # the last resort: even a defect of ours is told politely
+        if is_interrupt(error):
+            return _tell("interrupted", 130)
+        if isinstance(error, OSError):
+            if error.filename is None:
+                raise  # of the standard output
+            return _tell(f"{error.filename}: {error.strerror}; check the path and what you may do there")
+        return _tell_of_defect(error, arguments)
     return 0
+
+
+def _tell_of_defect(error: Exception, arguments: Sequence[str]) -> int:
+    """One line, and a file with all that a report of the defect needs."""
+    from anchor3r.sources.source import without_secrets
+
+    report = "\n".join([
+        f"anchor3r {metadata.version('anchor3r')}, Python {sys.version}, {platform.platform()}",
+        f"anchor3r {shlex.join(arguments)}",
+        "".join(traceback.format_exception(error)),
+    ])  # fmt: skip
+    where = "no report could be written"
+    with suppress(OSError):
+        handle, name = tempfile.mkstemp(prefix="anchor3r-", suffix=".txt")
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(without_secrets(report))
+        where = f"please report it with {name}"
+    reason = without_secrets(f"{type(error).__name__}: {error}")[:200]
+    return _tell(f"a defect of anchor3r, which nobody foresaw ({reason}); {where}", 3)
 
 
 def _run(name: str, arguments: Sequence[str]) -> None:

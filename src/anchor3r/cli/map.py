@@ -38,7 +38,9 @@ def map_source(
     camera: tyro.conf.OmitArgPrefixes[CameraOptions] = NOTHING_STATED,
     resume: Switch = False,
     overwrite: Switch = False,
+    dense: Switch = False,
     view: Switch = False,
+    rerun: str | None = None,
     verbose: Switch = False,
     as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -57,8 +59,11 @@ def map_source(
         camera: What is known beyond what the source says.
         resume: Go on with the map in that folder, if there is one.
         overwrite: Replace the map in that folder, if there is one.
+        dense: Then measure the depth of keyframes, as `anchor3r densify` does; again after `anchor3r refine`.
         verbose: Say more on the standard error, such as what auto stands for and why.
         view: Show the map in the browser as it grows, and on until Ctrl-C, as `anchor3r view` does.
+        rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
+            the address of one, NAME.rrd records into a file.
         as_json: Print the summary as JSON, and nothing else, to the standard output.
     """
     from anchor3r.predictors.loading import AUTO, AUTO_REASON
@@ -78,10 +83,29 @@ def map_source(
         if isinstance(frames, PhotoSequence) and not resume:
             _tell_of_photographs(frames)
         predictor = predictor_of(settings)
-        with MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run:
-            stream(run)
+        with (
+            _live(rerun) as show,
+            MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
+        ):
+            stream(run, show)
         summary = run.summary()
-        _tell(summary, as_json=as_json)
+        if not dense or summary["failure"] is not None:
+            _tell(summary, as_json=as_json)
+            return
+    _densify(out, settings.threads, summary, as_json=as_json)
+
+
+def _densify(out: Path, threads: int | None, summary: dict[str, Any], *, as_json: bool) -> None:
+    """Measures depth in a map that is finished, and tells of both."""
+    from anchor3r.cli import densify
+    from anchor3r.pipeline.densify import densify_map
+    from anchor3r.pipeline.settings import DensifySettings
+
+    if not as_json:
+        _tell(summary, as_json=False)
+    with densify.told_how_to_go_on(out), densify.densifying_progress() as show:
+        depths = densify_map(out, DensifySettings(threads=threads), progress=show)
+    print(json.dumps(summary | {"dense": depths}) if as_json else densify.in_words(depths), flush=True)
 
 
 def _tell(summary: dict[str, Any], *, as_json: bool) -> None:
@@ -109,23 +133,46 @@ def _tell_of_photographs(images: PhotoSequence) -> None:
         )
 
 
-def stream(run: MappingRun) -> None:
+Show = Callable[["MappingRun", "Update"], None]
+
+
+def stream(run: MappingRun, show: Show | None = None) -> None:
     """Maps every frame with a progress bar; whatever ends it early, says how to go on."""
     with _told_how_to_go_on(run), mapping_progress(run) as advance:
         for update in run:
             advance(update)
+            if show is not None:
+                show(run, update)
+
+
+@contextmanager
+def _live(target: str | None) -> Iterator[Show | None]:
+    """Hands every frame that gets a pose to Rerun, if that is wanted."""
+    if target is None:
+        yield None
+        return
+    from anchor3r.export.rerun_log import LiveRerun
+
+    with LiveRerun(target) as live:
+
+        def show(run: MappingRun, update: Update) -> None:
+            own = () if update.pose is None else (update.pose,)
+            live.add(run.store.folder, update.frame, (*update.late_poses, *own))
+
+        yield show
 
 
 @contextmanager
 def mapping_progress(run: MappingRun) -> Iterator[Callable[[Update], None]]:
     """Shows how far a run has come, and whether it replays, maps, or waits for the compiler."""
-    wanted = run.source.wanted
-    with progress("mapping", run.source.num_frames, "frames") as advance:
+    wanted, total = run.source.wanted, run.source.num_frames
+    with progress("mapping", total, "frames") as advance:
 
         def show(update: Update) -> None:
             done = (update.frame - wanted.start) // wanted.step + 1
-            advance(done, "replaying" if update.frame <= run.last_stored else "mapping")
+            advance(done, "replaying" if update.frame <= run.last_stored else "mapping", total)
 
+        run.on_first_pass = lambda done: advance(done, "finding the camera", total)
         yield show
 
 

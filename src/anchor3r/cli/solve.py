@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import check_output
 from anchor3r.pipeline.settings import Method
 
 if TYPE_CHECKING:
@@ -44,12 +45,16 @@ def solve(
         report: Where to write status, iterations, cost and cpu_seconds as JSON. CPU seconds are those of the
             start and the solve, without reading the file and compiling.
     """
+    for path_out in (out, report):
+        if path_out is not None:
+            check_output(path_out, inputs=[path])
     if out is not None and out.suffix not in _OUT_SUFFIXES:
         raise Anchor3RError(f"cannot tell the format of {out}; name it .txt for KITTI or .tum for TUM")
     if method != "joint" and loss == "none":
         raise Anchor3RError(f"--loss none goes with --method joint; {method} is robust by itself")
     graph, given = _read(path)
     poses, solved, seconds = _solve(graph, given, method, loss)
+    _insist_on_solution(path, poses, solved)
     start = "online medians" if given is None else "vertices"
     summary = solved.as_dict() | {
         "graph": str(path), "method": method, "loss": loss, "start": start, "cpu_seconds": seconds,
@@ -64,6 +69,18 @@ def solve(
             f"anchor3r: the graph falls into {solved.num_components} components that no edge joins; "
             "each has a world of its own",
             file=sys.stderr,
+        )
+
+
+def _insist_on_solution(path: Path, poses: SE3, solved: Report) -> None:
+    """Numbers that no longer can be computed with must not pass for poses."""
+    import numpy as np
+
+    numbers = [poses.rotation, poses.translation, solved.cost, solved.initial_cost]
+    if not all(np.isfinite(part).all() for part in numbers):
+        raise Anchor3RError(
+            f"{path}: solving it left the range of floating-point numbers; check the file's translations, "
+            "information matrices and weights for values that are far too large"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,9 @@ from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.extras import optional_library
 from anchor3r.viewer.settings import ViewSettings
+
+_COMPANION = "from anchor3r.cli.view import companion; companion()"
+"""What `beside` runs."""
 
 
 def view(
@@ -32,7 +37,8 @@ def view(
 
     Args:
         folder: Folder of the map.
-        host: Address to serve at; 0.0.0.0 lets other machines look on.
+        host: Address to serve at. The usual one is reached from this machine alone; with 0.0.0.0 everybody
+            who reaches this machine sees the map, without a password.
         port: Port to serve at, or the next free one.
         save: Instead of serving, write a page into this folder, index.html, that any browser opens by itself.
         points: Most points in a saved page.
@@ -57,6 +63,7 @@ def view(
     _insist_on_viser()
     from anchor3r.viewer.server import serve_map
 
+    _warn_of_strangers(host)
     with suppress(KeyboardInterrupt):  # how a view is meant to end
         serve_map(folder, host, port, announce=_announce, wait=wait, poses=poses)
 
@@ -65,8 +72,9 @@ def view(
 def beside(folder: Path) -> Iterator[None]:
     """Shows a map that is about to grow, from a process of its own, and stays after it until Ctrl-C."""
     _insist_on_viser()
-    command = [sys.executable, "-m", "anchor3r", "view", str(folder), "--wait"]
-    viewer = subprocess.Popen(command, stdout=sys.stderr)
+    command = [sys.executable, "-c", _COMPANION, str(folder)]
+    # However this process ends, its end of the pipe is closed then, and the viewer ends with it.
+    viewer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr)
     try:
         yield
         print("the page stays until Ctrl-C", file=sys.stderr)
@@ -75,6 +83,29 @@ def beside(folder: Path) -> Iterator[None]:
     finally:
         viewer.terminate()
         viewer.wait()
+
+
+def companion() -> None:
+    """A viewer for the process at the other end of the standard input, which ends when that does."""
+
+    def end_with_it() -> None:
+        sys.stdin.buffer.read()
+        os._exit(0)
+
+    threading.Thread(target=end_with_it, daemon=True).start()
+    from anchor3r.cli.main import main
+
+    raise SystemExit(main(["view", sys.argv[1], "--wait"]))
+
+
+def _warn_of_strangers(host: str) -> None:
+    from anchor3r.viewer.guard import is_loopback
+
+    if not is_loopback(host):
+        print(
+            f"anchor3r: at {host} everybody who reaches this machine sees the map, without a password",
+            file=sys.stderr,
+        )
 
 
 def _announce(url: str) -> None:

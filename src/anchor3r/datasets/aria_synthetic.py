@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable
 from anchor3r.datasets.files import Files
 from anchor3r.datasets.formats import png16
-from anchor3r.datasets.lens import Maps
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
+from anchor3r.sources.undistortion import Maps
 
 UNITS_PER_M = 1000.0
 NO_DEPTH = 65535

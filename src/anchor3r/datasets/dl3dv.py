@@ -8,7 +8,7 @@ import numpy as np
 
 from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable, poses_from_camera
 from anchor3r.datasets.files import Files
-from anchor3r.datasets.lens import straightened
+from anchor3r.sources.undistortion import undistorted_and_cropped
 
 FOLDERS = ("images_4", "images_8", "images_2", "images")
 """In order of preference: 960, 480, 1,920 and 3,840 pixels wide."""
@@ -58,7 +58,6 @@ class Dl3dv(DataSet):
         image = self.image(files, table.images[index])
         width, height, *distortion = table.lens[index].tolist()
         full = table.camera(index, int(width), int(height))
-        image, camera = straightened(
-            image, full.resized(image.shape[1], image.shape[0]), np.array(distortion)
-        )
+        lens = full.resized(image.shape[1], image.shape[0])
+        image, camera = undistorted_and_cropped(image, lens, tuple(distortion))
         return Picture(image, None, camera)

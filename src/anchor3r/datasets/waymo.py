@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable, poses_from_camera
 from anchor3r.datasets.files import Files
 from anchor3r.datasets.formats import exr
-from anchor3r.datasets.lens import straightened
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.extras import data_library
 from anchor3r.sources.images import read_image
+from anchor3r.sources.undistortion import undistorted_and_cropped
 
 PARTS = ("training", "validation")
 EVALUATED = (
@@ -85,7 +85,7 @@ class Waymo(DataSet):
         columns = _rows(files, path, int(row), ("[CameraImageComponent].image",))
         image = read_image(io.BytesIO(columns["[CameraImageComponent].image"]))
         lens = table.camera(index, image.shape[1], image.shape[0])
-        image, camera = straightened(image, lens, table.lens[index])
+        image, camera = undistorted_and_cropped(image, lens, tuple(table.lens[index]))
         depth = None
         if table.depths and (pose := table.pose(index)) is not None:
             points = pose.apply(_lidar_points(files, table.depths[index]))

@@ -148,7 +148,7 @@ def _fit_planes(
     foreshortening: float,
     planes: Array,
 ) -> None:
-    """Of each cell: inverse depth in its middle, slopes, relative scatter and weight, from moments around it."""
+    """Of each cell: inverse depth in its middle, slopes, relative scatter and weight, from moments around."""
     rows, columns, _ = around.shape
     for row in range(rows):
         for column in range(columns):

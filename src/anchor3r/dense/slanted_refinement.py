@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.dense.derotation import Derotated
+from anchor3r.dense.dominant_planes import dominant_planes
 from anchor3r.dense.plane_sweep import BEST_VIEWS, NOISE_VARIANCE, RADIUS, window_moments
 from anchor3r.geometry import Array, Pinhole
 from anchor3r.kernels import kernel
@@ -28,6 +29,10 @@ _FIT_RADIUS = 3
 """Of the window in which slopes are fitted to depths."""
 _FIT_STEPS = 3.0
 """Depths that differ by more than so many steps, on top of the slope, are of another surface."""
+_GOOD_SCORE = 0.6
+"""Correlation of pixels that large planes are looked for among."""
+_CLEARLY_BETTER = 0.03
+"""By which a large plane has to correlate better than what a sweep found."""
 _LEAST_RESIDUAL = 0.02
 """Mean square by which normalised windows differ at least: noise, and what interpolation blurs."""
 _WINDOW = 2 * RADIUS + 1
@@ -75,31 +80,73 @@ def plane_normals(
         return np.asarray(-away / np.linalg.norm(away, axis=-1, keepdims=True), np.float32)
 
 
+class SlantedWindows:
+    """A reference and its sources at one size: how well planes show its pixels, and better planes."""
+
+    def __init__(self, reference: NDArray[np.float32], sources: Derotated, camera: Pinhole) -> None:
+        mean, variance = window_moments(reference)
+        centre = np.array([camera.cx, camera.cy], np.float32)
+        self._frame = (
+            reference, mean, variance, sources.images, sources.motion, *sources.offset, centre,
+        )  # fmt: skip
+        self.shape: tuple[int, int] = reference.shape
+
+    def choose(
+        self, planes: NDArray[np.float32], others: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there.
+
+        others: (k, 3) planes a x + b y + c that a pixel takes instead where they show it clearly better.
+        """
+        score = np.full(self.shape, -1, np.float32)
+        views = np.full((*self.shape, BEST_VIEWS), -1, np.int8)
+        _choose_views(*self._frame, planes, others, views, score)
+        return views, score
+
+    def propagate(
+        self, planes: NDArray[np.float32], views: NDArray[np.int8], score: NDArray[np.float32]
+    ) -> None:
+        """Lets pixels take over the planes of their neighbours, in reading order and back."""
+        _propagate(*self._frame, views, False, planes, score)
+        _propagate(*self._frame, views, True, planes, score)
+
+    def sharpen(
+        self, planes: NDArray[np.float32], views: NDArray[np.int8]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Moves every plane to where it shows its pixel best; the likeness before that, and its curvature."""
+        score, curvature = np.full(self.shape, -1, np.float32), np.zeros(self.shape, np.float32)
+        _sharpen(*self._frame, views, planes, score, curvature)
+        return score, curvature
+
+
+def refine_coarse(
+    windows: SlantedWindows, inverse: NDArray[np.float32], step: float, num_planes: int
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """Planes (3, h, w) and best views (h, w, best) from inverse depths of a sweep; step: between its planes.
+
+    num_planes: large planes to look for, and to try everywhere.
+    """
+    planes = np.stack([inverse, *fitted_slopes(inverse, step)])
+    views, score = windows.choose(planes.copy(), np.empty((0, 3), np.float32))
+    if num_planes:
+        others = dominant_planes(inverse, score > _GOOD_SCORE, num_planes)
+        views, score = windows.choose(planes, others)
+    windows.propagate(planes, views, score)
+    windows.sharpen(planes, views)
+    planes[1:] = fitted_slopes(planes[0], step)
+    return planes, views
+
+
 def refine(
-    reference: NDArray[np.float32],
-    sources: Derotated,
-    camera: Pinhole,
-    coarse: NDArray[np.float32],
-    step: float,
-    rounds: int,
+    windows: SlantedWindows, planes: NDArray[np.float32], views: NDArray[np.int8], step: float
 ) -> PixelPlanes:
-    """Refines inverse depths of a coarser grid that spans the same image; step: between its planes."""
-    height, width = reference.shape
-    slope_x, slope_y = fitted_slopes(coarse, step)
-    planes = _upsampled(coarse, slope_x, slope_y, (height, width))
-    mean, variance = window_moments(reference)
-    score = np.full((height, width), -1, np.float32)
-    views = np.full((height, width, BEST_VIEWS), -1, np.int8)
-    curvature = np.zeros((height, width), np.float32)
-    frame = (reference, mean, variance, sources.images, sources.motion, *sources.offset)
-    centre = np.array([camera.cx, camera.cy], np.float32)
-    _choose_views(*frame, centre, planes, views, score)
-    for _ in range(rounds):
-        _propagate(*frame, centre, views, False, planes, score)
-        _propagate(*frame, centre, views, True, planes, score)
-        _sharpen(*frame, centre, views, planes, score, curvature)
-        planes[1], planes[2] = fitted_slopes(planes[0], step)
-    _sharpen(*frame, centre, views, planes, score, curvature)
+    """The same at full size, from a coarser grid that spans the same image."""
+    size = windows.shape
+    planes, views = _upsampled(planes, views, size)
+    score, _ = windows.sharpen(planes, views)
+    windows.propagate(planes, views, score)
+    planes[1:] = fitted_slopes(planes[0], step)
+    score, curvature = windows.sharpen(planes, views)
     return _with_borders(planes, score, curvature)
 
 
@@ -131,19 +178,20 @@ def fitted_slopes(
 
 
 def _upsampled(
-    inverse: NDArray[np.float32],
-    slope_x: NDArray[np.float32],
-    slope_y: NDArray[np.float32],
-    size: tuple[int, int],
-) -> NDArray[np.float32]:
-    """(3, h, w) the planes of the nearest cells of the coarse grid, continued to the middle of each pixel."""
-    down, along = inverse.shape[0] / size[0], inverse.shape[1] / size[1]
+    planes: NDArray[np.float32], views: NDArray[np.int8], size: tuple[int, int]
+) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
+    """The planes of the nearest cells of a coarse grid, continued to each pixel, and their views."""
+    rows, columns = planes.shape[1:]
+    down, along = rows / size[0], columns / size[1]
     y, x = (np.arange(size[0]) + 0.5) * down - 0.5, (np.arange(size[1]) + 0.5) * along - 0.5
-    row = np.clip(np.round(y).astype(int), 0, inverse.shape[0] - 1)
-    column = np.clip(np.round(x).astype(int), 0, inverse.shape[1] - 1)
+    # Cells at the border have no views.
+    row = np.clip(np.round(y).astype(int), RADIUS, rows - 1 - RADIUS)
+    column = np.clip(np.round(x).astype(int), RADIUS, columns - 1 - RADIUS)
     cell = np.ix_(row, column)
-    continued = inverse[cell] + slope_x[cell] * (x - column) + slope_y[cell] * (y - row)[:, None]
-    return np.stack([continued, slope_x[cell] * along, slope_y[cell] * down]).astype(np.float32)
+    inverse, slope_x, slope_y = (plane[cell] for plane in planes)
+    continued = inverse + slope_x * (x - column) + slope_y * (y - row)[:, None]
+    out = np.stack([continued, slope_x * along, slope_y * down]).astype(np.float32)
+    return out, np.ascontiguousarray(views[cell])
 
 
 @kernel
@@ -251,34 +299,48 @@ def _choose_views(
     offset_y: int,
     centre: Array,
     planes: Array,
+    others: Array,
     views: Array,
     score: Array,
 ) -> None:
-    """The views that show each pixel's plane best, and how well."""
+    """Of each pixel's plane and the others, the best one, how well it is seen, and in which views."""
     height, width = reference.shape
     best = np.empty(BEST_VIEWS, np.float32)
     which = np.empty(BEST_VIEWS, np.int8)
     for y in range(RADIUS, height - RADIUS):
         for x in range(RADIUS, width - RADIUS):
-            best[:] = -2.0
-            which[:] = -1
-            for s in range(len(images)):
-                found = _correlation(
-                    reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y, centre,
-                    x, y, planes[0, y, x], planes[1, y, x], planes[2, y, x],
-                )  # fmt: skip
-                view = np.int8(s)
-                for k in range(BEST_VIEWS):
-                    if found > best[k]:
-                        best[k], found = found, best[k]
-                        which[k], view = view, which[k]
-            total, count = np.float32(0.0), 0
-            for k in range(BEST_VIEWS):
-                views[y, x, k] = which[k]
-                if which[k] >= 0:
-                    total += best[k]
-                    count += 1
-            score[y, x] = total / np.float32(count) if count else np.float32(-1.0)
+            for k in range(-1, len(others)):
+                d, a, b = planes[0, y, x], planes[1, y, x], planes[2, y, x]
+                if k >= 0:
+                    a, b = others[k, 0], others[k, 1]
+                    d = a * np.float32(x) + b * np.float32(y) + others[k, 2]
+                    if d <= 0:
+                        continue
+                best[:] = -2.0
+                which[:] = -1
+                for s in range(len(images)):
+                    found = _correlation(
+                        reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y,
+                        centre, x, y, d, a, b,
+                    )  # fmt: skip
+                    view = np.int8(s)
+                    for j in range(BEST_VIEWS):
+                        if found > best[j]:
+                            best[j], found = found, best[j]
+                            which[j], view = view, which[j]
+                total, count = np.float32(0.0), 0
+                for j in range(BEST_VIEWS):
+                    if which[j] >= 0:
+                        total += best[j]
+                        count += 1
+                if count == 0:
+                    continue
+                total /= np.float32(count)
+                if k < 0 or total > score[y, x] + np.float32(_CLEARLY_BETTER):
+                    score[y, x] = total
+                    planes[0, y, x], planes[1, y, x], planes[2, y, x] = d, a, b
+                    for j in range(BEST_VIEWS):
+                        views[y, x, j] = which[j]
 
 
 @kernel

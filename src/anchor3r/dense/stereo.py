@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.derotation import Derotated, derotated
 from anchor3r.dense.plane_sweep import lowest, semi_global, sweep
-from anchor3r.dense.slanted_refinement import PixelPlanes, refine
+from anchor3r.dense.slanted_refinement import PixelPlanes, SlantedWindows, refine, refine_coarse
 from anchor3r.geometry import SE3, Pinhole
 
 
@@ -36,11 +36,11 @@ class StereoConfig:
     """Of any jump, where the image is even."""
     edge_grey: float = 12.0
     """Grey difference between pixels that halves the penalty of a jump."""
-    rounds: int = 1
-    """Of propagation among pixels at full size."""
+    large_planes: int = 4
+    """Planes, such as the ground, that are looked for and tried at every pixel."""
 
     def __post_init__(self) -> None:
-        if self.coarse < 1 or not 2 <= self.min_planes <= self.max_planes or self.rounds < 0:
+        if self.coarse < 1 or not 2 <= self.min_planes <= self.max_planes:
             raise ValueError(f"these settings of stereo do not make sense: {self}")
 
 
@@ -74,9 +74,11 @@ def measure(
     planes = _planes(turned, small_camera, nearest, config)
     costs = sweep(reduced[0], turned, small_camera, planes)
     total = semi_global(costs, reduced[0], config.small_penalty, config.large_penalty, config.edge_grey)
-    coarse = lowest(total, planes)
+    step = float(planes[1] - planes[0])
+    windows = SlantedWindows(reduced[0], turned, small_camera)
+    slanted, best = refine_coarse(windows, lowest(total, planes), step, config.large_planes)
     full = derotated([source.grey for source in sources], camera, source_from_reference, nearest)
-    return refine(reference.grey, full, camera, coarse, float(planes[1] - planes[0]), config.rounds)
+    return refine(SlantedWindows(reference.grey, full, camera), slanted, best, step)
 
 
 def _reduced(image: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:

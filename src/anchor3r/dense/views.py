@@ -33,7 +33,7 @@ class ViewConfig:
     """beyond this one a surface looks too different."""
     apart_deg: float = 3.0
     """Sources that a point sees at a smaller angle from each other show the same."""
-    largest_zoom: float = 2.5
+    largest_zoom: float = 1.3
     """A point is at most so many times nearer to one view than to the other."""
     reach: float = 0.8
     """Candidates are at most this part of the median depth away,"""
@@ -82,14 +82,16 @@ def choose_sources(
         return []
     usefulness, direction = _usefulness(points, camera, reference, others, config)
     chosen: list[int] = []
-    separation = np.ones_like(usefulness)
+    separation, served = np.ones_like(usefulness), np.zeros(len(points))
     for _ in range(min(config.sources, len(others))):
-        gain = (usefulness * separation).mean(1)
+        # What is far away wants other views than what is near: who has some already leaves it to the rest.
+        gain = (usefulness * separation / (1 + served)).mean(1)
         gain[chosen] = 0
         best = int(np.argmax(gain))
         if gain[best] <= 0:
             break
         chosen.append(best)
+        served += usefulness[best] * separation[best]
         cosine = np.einsum("mnk,nk->mn", direction, direction[best])
         apart = np.degrees(np.arccos(np.clip(cosine, -1, 1))) / config.apart_deg
         separation = np.minimum(separation, np.clip(apart, 0.05, 1))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import replacing
+from anchor3r.io.inputs import read_arrays
 from anchor3r.sources import Source
 
 
@@ -43,11 +44,11 @@ def write_attention(path: Path, shares: Mapping[str, NDArray[np.float64]]) -> No
 
 def read_attention(path: Path, layers: Sequence[int] = ()) -> dict[str, NDArray[np.float64]]:
     """(S, S) of each network in the file: the mean over some layers, or over all."""
-    try:
-        with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
-        raise Anchor3RError(
-            f"cannot read {path} ({error}); make it with anchor3r evaluate attention"
-        ) from error
+    found = read_arrays(path)
+    for name, share in found.items():
+        square = share.ndim == 3 and share.shape[1] == share.shape[2] and share.size > 0
+        if not square or share.dtype.kind != "f" or not np.isfinite(share).all():
+            raise Anchor3RError(f"{path}: {name!r} is no attention; make it with anchor3r evaluate attention")
+        if layers and not all(0 <= layer < len(share) for layer in layers):
+            raise Anchor3RError(f"{path}: {name!r} has {len(share)} layers, from 0 on; choose among them")
     return {name: (share[list(layers)] if layers else share).mean(0) for name, share in found.items()}

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io import inputs
 from anchor3r.io.files import replacing
+from anchor3r.records import record_from_json
 
 FORMAT_VERSION = 1
 _PACKAGES = ("anchor3r", "numpy", "scipy", "torch")
@@ -77,13 +79,7 @@ class Results:
             raise Anchor3RError(
                 f"{path} is no results file of format {FORMAT_VERSION}; run the evaluation anew"
             )
-        try:
-            sequences = {name: SequenceResult(**result) for name, result in content.pop("sequences").items()}
-            return Results(**content, sequences=sequences)
-        except (TypeError, AttributeError, KeyError) as error:
-            raise Anchor3RError(
-                f"{path} is no complete results file ({error}); run the evaluation anew"
-            ) from error
+        return record_from_json(Results, content, f"{path} is no complete results file: it")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -94,15 +90,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise Anchor3RError(f"cannot read {path} ({error.strerror}); check the path") from error
-    except ValueError as error:
-        raise Anchor3RError(f"{path} is not JSON ({error}); name a results.json") from error
-    if not isinstance(content, dict):
-        raise Anchor3RError(f"{path} holds no JSON object; name a results.json")
-    return content
+    return inputs.read_json(path, kind="results.json")
 
 
 def without_nan(value: Any) -> Any:

@@ -12,15 +12,18 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
+from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
 from anchor3r.trajectory import Trajectory
 
 Format = Literal[
-    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio"
+    "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio",
+    "rrd", "mcap",
 ]  # fmt: skip
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
+_RECORDINGS = ("rrd", "mcap")
 _WITH_POINTS = ("ply", "pcd", "las", "laz", "glb", "mesh", *_PROJECTS)
 _LARGE_CHANGE = 0.05
 """Of a focal length: more of it shows in poses."""
@@ -46,8 +49,8 @@ class ExportSettings:
     voxel: float | None = None
     """Keep one point for each cube of this side, in the map's unit; every point if not given."""
     max_points: int | None = None
-    """Of more points, draw so many by lot; if not given, a million for glb and nerfstudio, two hundred
-    thousand for colmap, all for the rest."""
+    """Of more points, draw so many by lot; if not given, a million for glb, nerfstudio, rrd and mcap, two
+    hundred thousand for colmap, all for the rest."""
     points: Literal["fused", "frames"] | None = None
     """Points of the fused surface, or of each frame by itself; fused if there is one of these poses."""
     max_faces: int | None = None
@@ -79,8 +82,8 @@ def export_map(
 
     tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
     laz and glb are point clouds, glb with the cameras as lines; mesh is the fused surface, as PLY or GLB by
-    the name of the file; colmap and nerfstudio are folders with
-    images, cameras and points, from which trainers of splats start.
+    the name of the file; colmap and nerfstudio are folders with images, cameras and points, from which
+    trainers of splats start; rrd and mcap are recordings that Rerun and Foxglove play.
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
@@ -99,6 +102,8 @@ def export_map(
             what = _write_mesh(chosen, out, settings)
         elif format in _PROJECTS:
             what = _write_project(chosen, out, format, settings, notes)
+        elif format in _RECORDINGS:
+            what = _write_recording(chosen, out, format)
         else:
             what = _write_graph(chosen, out) if format == "g2o" else _write_cloud(chosen, out, format)
         if scene_map.meta.get("ground_truth_predictor"):
@@ -114,6 +119,10 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         raise Anchor3RError("a motion graph without the frames between keyframes falls apart; --frames all")
     if settings.voxel is not None and format == "colmap":
         raise Anchor3RError("a colmap model merges points by itself: leave --voxel out, or use --max-points")
+    if settings.voxel is not None and format in _RECORDINGS:
+        raise Anchor3RError(
+            f"{format} has the points of each frame at its time: leave --voxel out, or use --max-points"
+        )
     if format == "mesh" and (settings.points, settings.voxel, settings.max_points) != (None, None, None):
         raise Anchor3RError(
             "a mesh is the fused surface with the voxels it was fused with: leave --points, --voxel and "
@@ -266,11 +275,39 @@ def _write_project(
     return f"{len(trajectory)} images (from {taken_from}) and {count} points"
 
 
-def _write_graph(chosen: Selection, out: Path) -> str:
-    from anchor3r.export.g2o import write_pose_graph
+def _write_recording(chosen: Selection, out: Path, format: str) -> str:
+    if format == "rrd":
+        from anchor3r.export.rerun_log import write_rrd
 
-    count = write_pose_graph(out, chosen.scene_map.graph(chosen.poses), chosen.trajectory)
-    return f"{len(chosen.trajectory)} poses and {count} edges"
+        return f"a recording of {write_rrd(out, chosen)} frames"
+    from anchor3r.export.mcap_log import write_mcap
+
+    return f"a recording of {write_mcap(out, chosen)} frames"
+
+
+def _write_graph(chosen: Selection, out: Path) -> str:
+    """The poses as vertices and all edges between them.
+
+    A g2o file has one scale, so every edge goes from the scale of its window to that of the map.
+    """
+    from anchor3r.io.g2o import write_g2o
+
+    trajectory, edges = chosen.trajectory, chosen.scene_map.graph(chosen.poses).edges
+    edges = edges.select(
+        np.isin(edges.frame_i, trajectory.frames) & np.isin(edges.frame_t, trajectory.frames)
+    )
+    if not len(edges):
+        raise Anchor3RError(f"no edges to write to {out}: no window of the map relates two of these frames")
+    log_scale = np.zeros(len(trajectory)) if trajectory.log_scale is None else trajectory.log_scale
+    scale = np.exp(log_scale[np.searchsorted(trajectory.frames, edges.frame_t)])
+    step = np.concatenate([np.ones((len(edges), 3)), np.repeat(1 / scale[:, None], 3, axis=1)], 1)
+    in_map_scale = replace(
+        edges,
+        translation=edges.translation * scale[:, None],
+        information=edges.information * step[:, :, None] * step[:, None, :],
+    )
+    write_g2o(out, MotionGraph(in_map_scale), trajectory.frames, trajectory.camera_from_world)
+    return f"{len(trajectory)} poses and {len(edges)} edges"
 
 
 def _origin(chosen: Selection) -> str:

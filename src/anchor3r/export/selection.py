@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from anchor3r.export.cameras import retaken
 from anchor3r.geometry import Pinhole
 from anchor3r.io.pointcloud import Cloud, random_subset, voxel_downsampled
-from anchor3r.store import LIKELY, ONLINE, Map
+from anchor3r.store import LIKELY, ONLINE, Map, PointMap
 from anchor3r.store.fused import FusedSurface
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import FramePose, Trajectory
 
 POINT_BUDGET = 1_000_000
 """Points, unless told otherwise, of exports that their readers load as a whole."""
@@ -79,10 +79,15 @@ def map_clouds(
     for pose, point_map in scene_map.iter_points(poses, frames):
         if camera is not None:
             point_map = retaken(point_map, scene_map.intrinsics(pose.frame), camera)
-        sure = point_map.confidence >= min_confidence
-        good = sure & np.isfinite(point_map.points_in_camera).all(-1)
-        yield Cloud(
-            pose.to_world(point_map.points_in_camera[good]),
-            point_map.colours[good],
-            point_map.confidence[good],
-        )
+        yield cloud_of(pose, point_map, min_confidence)
+
+
+def cloud_of(pose: FramePose, point_map: PointMap, min_confidence: float) -> Cloud:
+    """The sure points of one frame in the world."""
+    sure = point_map.confidence >= min_confidence
+    good = sure & np.isfinite(point_map.points_in_camera).all(-1)
+    return Cloud(
+        pose.to_world(point_map.points_in_camera[good]),
+        point_map.colours[good],
+        point_map.confidence[good],
+    )

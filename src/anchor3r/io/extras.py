@@ -39,6 +39,11 @@ def export_library(name: str) -> Any:
     return optional_library(name, extra="exports", purpose="this export")
 
 
+def bag_library(name: str) -> Any:
+    """Imports a library of the extra `bags`."""
+    return optional_library(name, extra="bags", purpose="reading and writing recordings")
+
+
 def data_library(name: str) -> Any:
     """Imports a library of the extra `data`."""
     return optional_library(name, extra="data", purpose="this data set")

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, quat_from_rotation, rotation_from_quat
+from anchor3r.io.files import replacing
+from anchor3r.io.inputs import text_lines
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.grouping import Grouping, infer_groups
 
@@ -39,7 +41,7 @@ _ROTATION_FIRST = np.array([3, 4, 5, 0, 1, 2])
 _QUATERNION_TOLERANCE = 1e-2  # of the length: files are printed with few digits
 _ROUNDING = 1e-6  # a smallest eigenvalue above minus this part of the largest is nothing to warn of
 _RUN = "# anchor3r edges"
-_LARGEST = 1e100  # a number that can still be squared and weighed
+_LARGEST = 1e60  # a number that can still be squared, weighed and multiplied by another
 
 
 @dataclass(frozen=True)
@@ -129,24 +131,20 @@ def _parse(path: Path) -> tuple[dict[str, _Lines], list[list[int]]]:
     """The lines by their kind, and count, kind and group of the runs of edges that comments tell of."""
     runs: list[list[int]] = []
     found: dict[str, list[tuple[int, list[str]]]] = {_VERTEX: [], _EDGE: []}
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                words = line.split()
-                if line.startswith(_RUN) and len(words) == 6 and all(w.isdecimal() for w in words[3:]):
-                    runs.append([int(word) for word in words[3:]])
-                if not words or words[0].startswith(_SKIPPED):
-                    continue
-                if words[0] not in found:
-                    raise Anchor3RError(f"{path}, line {number}: {_unknown(words[0])}")
-                found[words[0]].append((number, words))
-    except OSError as error:
-        raise Anchor3RError(f"cannot read {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise Anchor3RError(
-            f"{path} is not a text file ({error}); expected a pose graph in g2o form"
-        ) from error
+    for number, line in text_lines(path):
+        words = line.split()
+        if line.startswith(_RUN) and len(words) == 6 and all(_is_count(word) for word in words[3:]):
+            runs.append([int(word) for word in words[3:]])
+        if not words or words[0].startswith(_SKIPPED):
+            continue
+        if words[0] not in found:
+            raise Anchor3RError(f"{path}, line {number}: {_unknown(words[0][:80])}")
+        found[words[0]].append((number, words))
     return {tag: _numbers(path, tag, lines) for tag, lines in found.items()}, runs
+
+
+def _is_count(word: str) -> bool:
+    return word.isascii() and word.isdecimal() and len(word) <= 12
 
 
 def _unknown(tag: str) -> str:
@@ -206,16 +204,13 @@ def write_g2o(path: Path, graph: MotionGraph, frames: NDArray[np.int64], camera_
     information = np.where(known, edges.information, np.eye(6)) * edges.weight[:, None, None]
     upper = information[:, _ROTATION_FIRST[:, None], _ROTATION_FIRST][:, _UPPER[0], _UPPER[1]]
     edge_values = np.concatenate([_pose_values(SE3(edges.rotation, edges.translation)), upper], 1)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            for frame, row in zip(frames, _pose_values(camera_from_world.inverse()).tolist(), strict=True):
-                file.write(f"{_VERTEX} {frame} {_joined(row)}\n")
-            for i, t, row in zip(edges.frame_i, edges.frame_t, edge_values.tolist(), strict=True):
-                file.write(f"{_EDGE} {i} {t} {_joined(row)}\n")
-            for count, kind, group in _runs(edges):
-                file.write(f"{_RUN} {count} {kind} {group}\n")
-    except OSError as error:
-        raise Anchor3RError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    with replacing(path) as file:
+        for frame, row in zip(frames, _pose_values(camera_from_world.inverse()).tolist(), strict=True):
+            file.write(f"{_VERTEX} {frame} {_joined(row)}\n".encode())
+        for i, t, row in zip(edges.frame_i, edges.frame_t, edge_values.tolist(), strict=True):
+            file.write(f"{_EDGE} {i} {t} {_joined(row)}\n".encode())
+        for count, kind, group in _runs(edges):
+            file.write(f"{_RUN} {count} {kind} {group}\n".encode())
 
 
 def _runs(edges: Edges) -> list[list[int]]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import replacing
+from anchor3r.io.inputs import read_arrays
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 
 _FORMAT_VERSION = 1
@@ -32,24 +33,26 @@ def save_graph(path: Path, graph: MotionGraph) -> None:
     columns: dict[str, Any] = {name: getattr(graph.edges, name) for name in _COLUMNS}
     if not graph.edges.has_information().any():
         del columns["information"]
-    np.savez_compressed(path, format_version=_FORMAT_VERSION, **columns)
+    with replacing(path) as file:
+        np.savez_compressed(file, format_version=_FORMAT_VERSION, **columns)
 
 
 def load_graph(path: Path) -> MotionGraph:
     """Reads what `save_graph` wrote; refuses anything else by name."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise Anchor3RError(f"{path}: not a readable motion graph ({error}); write it anew") from error
-    if int(columns.pop("format_version", -1)) != _FORMAT_VERSION:
+    columns: dict[str, Any] = read_arrays(path)
+    version = columns.pop("format_version", np.array(-1))
+    if version.shape != () or not np.array_equal(version, _FORMAT_VERSION):
         raise Anchor3RError(f"{path}: not a motion graph of format {_FORMAT_VERSION}; write it anew")
-    count = len(columns.get("frame_i", ()))
+    count = columns["frame_i"].size if "frame_i" in columns else 0
     columns.setdefault("information", np.broadcast_to(np.nan, (count, 6, 6)))
+    if unknown := sorted(set(columns) - set(_COLUMNS)):
+        raise Anchor3RError(f"{path}: column {unknown[0]!r} is not one of a motion graph; write it anew")
     for name, (dtype, shape) in _COLUMNS.items():
         if name not in columns or columns[name].shape != (count, *shape):
             found = columns[name].shape if name in columns else "nothing"
             raise Anchor3RError(f"{path}: column '{name}' should be {(count, *shape)}, is {found}")
+        if columns[name].dtype.kind not in ("iu" if np.issubdtype(dtype, np.integer) else "iuf"):
+            raise Anchor3RError(f"{path}: column '{name}' should be numbers, is {columns[name].dtype}")
         columns[name] = columns[name].astype(dtype, copy=False)
     edges = Edges(**columns)
     if count:

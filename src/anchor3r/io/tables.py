@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, nearest_rotation
+from anchor3r.io.inputs import text_lines
 
 ROTATION_TOLERANCE = 0.01
 """How far an entry of a rotation may be off because of the digits it was printed with."""
@@ -17,13 +18,9 @@ ROTATION_TOLERANCE = 0.01
 
 def read_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line numbers from 1 and blank-separated fields of the lines that have any."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
-                if fields := line.split("#")[0].split():
-                    yield number, fields
-    except OSError as error:
-        raise Anchor3RError(f"cannot read {path} ({error.strerror}); check that it is there") from error
+    for number, line in text_lines(path, errors="replace"):
+        if fields := line.split("#")[0].split():
+            yield number, fields
 
 
 def read_table(path: Path, num_columns: int) -> NDArray[np.float64]:

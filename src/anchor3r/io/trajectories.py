@@ -6,7 +6,6 @@ line k is the k-th frame, so a frame without a pose has to be filled or refused.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -18,9 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import quat_from_rotation, rotation_from_quat
 from anchor3r.io.files import replacing
+from anchor3r.io.inputs import text_lines
 from anchor3r.trajectory import Trajectory
 
 _VALUE = "%.12g"
+_LARGEST = 1e30  # a length or time that can still be squared and summed; KITTI's and EuRoC's are below 1e19
 _ROTATION_TOLERANCE = 1e-2  # files in use have as few as three decimals
 
 
@@ -188,7 +189,7 @@ def _read_lines(
             row = [float(word) for word in (words[:count] if separator else words)]
         except ValueError:
             row = []
-        if len(row) != count or not all(map(math.isfinite, row)):
+        if len(row) != count or not all(abs(value) <= _LARGEST for value in row):
             raise Anchor3RError(f"{path}, line {number}: expected {meaning}, found {line.strip()[:80]!r}")
         rows.append(row)
     if not rows:
@@ -197,17 +198,9 @@ def _read_lines(
 
 
 def _data_lines(path: Path | str) -> Iterator[tuple[int, str]]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip() and not line.lstrip().startswith("#"):
-                    yield number, line
-    except OSError as error:
-        raise Anchor3RError(f"cannot read {path}: {error.strerror}; check the path") from error
-    except UnicodeDecodeError as error:
-        raise Anchor3RError(
-            f"{path} is not a text file ({error}); expected a trajectory in TUM or KITTI format"
-        ) from error
+    for number, line in text_lines(path):
+        if line.strip() and not line.lstrip().startswith("#"):
+            yield number, line
 
 
 def _refuse(path: Path | str, bad: NDArray[np.bool_], reason: str) -> None:

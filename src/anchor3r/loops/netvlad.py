@@ -10,7 +10,6 @@ Shapes: B images, D channels, K words, N image positions, P outputs.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import DAMAGED, insist_on_file
+from anchor3r.model.checkpoints import load_pickle
 
 _POOL = 0  # among the widths below: halve the image
 _VGG16 = (64, 64, _POOL, 128, 128, _POOL, 256, 256, 256, _POOL, 512, 512, 512, _POOL, 512, 512, 512)
@@ -102,8 +103,7 @@ class NetVLADDescriptor:
 
 def read_weights(path: Path) -> Weights:
     """Reads a .mat or .pth file; refuses anything else by what is wrong with it."""
-    if not path.is_file():
-        raise Anchor3RError(f"{path}: there is no such file of NetVLAD weights")
+    insist_on_file(path)
     weights = _from_mat(path) if path.suffix == ".mat" else _from_pickle(path)
     _check(path, weights)
     return weights
@@ -151,8 +151,10 @@ def _from_mat(path: Path) -> Weights:
         assignment, negated = (_tensor(w).T.contiguous() for w in layers[_MAT_NETVLAD].weights[:2])
         projection, bias = (_tensor(w).squeeze() for w in layers[_MAT_PCA].weights[:2])
         red, green, blue = np.reshape(net.meta.normalization.averageImage, (-1, 3))[0].tolist()
-    except (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError, MatReadError) as error:
+    except (*DAMAGED, MatReadError) as error:
         raise Anchor3RError(f"{path}: not the NetVLAD network as a MATLAB struct ({error})") from error
+    if assignment.ndim != 2 or projection.ndim != 2 or projection.shape[0] != assignment.numel():
+        raise Anchor3RError(f"{path}: not the NetVLAD network: its last layers do not fit together")
     words, channels = assignment.shape
     by_word = projection.T.reshape(-1, channels, words).transpose(1, 2).reshape(-1, words * channels)
     return Weights(
@@ -162,10 +164,7 @@ def _from_mat(path: Path) -> Weights:
 
 def _from_pickle(path: Path) -> Weights:
     """PyTorch: (out, in, h, w), word before channel; images are normalised as for ImageNet."""
-    try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        raise Anchor3RError(f"{path}: not a PyTorch file of tensors ({error})") from error
+    content = load_pickle(path)
     tensors = content.get("state_dict", content) if isinstance(content, Mapping) else {}
     try:
         convolutions = [
@@ -174,7 +173,7 @@ def _from_pickle(path: Path) -> Weights:
         ]
         assignment, projection = tensors["pool.conv.weight"].float(), tensors["WPCA.0.weight"].float()
         centers, bias = tensors["pool.centroids"].float(), tensors["WPCA.0.bias"].float()
-    except KeyError as error:
+    except (KeyError, AttributeError, RuntimeError) as error:
         raise Anchor3RError(
             f"{path}: holds no tensor {error}; NetVLAD with PCA has encoder.N, pool.conv, pool.centroids "
             "and WPCA.0"

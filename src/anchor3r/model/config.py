@@ -6,8 +6,11 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from anchor3r.io.inputs import parse_json
 from anchor3r.model.encoder import VARIANTS, EncoderConfig
 from anchor3r.model.layers import Activation
+from anchor3r.model.sizes import insist_on_sizes
+from anchor3r.records import record_from_json
 
 Gauge = Literal["current", "first"]
 Preset = Literal["full", "base", "small", "tiny"]
@@ -32,6 +35,9 @@ class MatchingConfig:
     window_estimation: bool = True
     """Whether poses and depths of a window are to be estimated from matches and images after the heads, and
     its scale filtered; otherwise a predictor returns what the heads predict."""
+
+    def __post_init__(self) -> None:
+        insist_on_sizes(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +91,7 @@ class NetworkConfig:
     """The paper's ablation: an anchor's own query group stays in the cache beside its image tokens."""
 
     def __post_init__(self) -> None:
+        insist_on_sizes(self)
         if (self.encoder is None) == (self.matching is None):
             raise ValueError("a network has either a transformer encoder or a correlation stem")
         if self.encoder is not None and (self.encoder.dim, self.encoder.patch_size) != (
@@ -103,6 +110,10 @@ class NetworkConfig:
             raise ValueError(
                 f"a window has at least one frame, or two with the first gauge, not {self.window}"
             )
+        if self.dim % self.num_heads or self.dim // self.num_heads % 4:
+            raise ValueError(
+                f"{self.dim} channels cannot be split over {self.num_heads} heads with positions"
+            )
         if len(self.head_layers) != 4 or not all(0 <= layer < self.depth for layer in self.head_layers):
             raise ValueError(f"head layers {self.head_layers} are not four of 0 … {self.depth - 1}")
 
@@ -116,15 +127,8 @@ class NetworkConfig:
 
     @staticmethod
     def from_json(text: str) -> NetworkConfig:
-        values: dict[str, Any] = json.loads(text)
-        if values["encoder"] is not None:
-            values["encoder"] = EncoderConfig(**values["encoder"])
-        if values["matching"] is not None:
-            matching = values["matching"] | {"channels": tuple(values["matching"]["channels"])}
-            values["matching"] = MatchingConfig(**matching)
-        for name in ("head_layers", "point_channels"):
-            values[name] = tuple(values[name])
-        return NetworkConfig(**values)
+        """From the metadata of a checkpoint; every field of its type and of a size that can be built."""
+        return record_from_json(NetworkConfig, parse_json(text, "the configuration"), "the configuration")
 
 
 PRESETS: dict[Preset, NetworkConfig] = {

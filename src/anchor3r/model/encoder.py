@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from anchor3r.model.checkpoints import load_tensors, read_tensors
 from anchor3r.model.layers import Activation, Block
+from anchor3r.model.sizes import insist_on_sizes
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -43,6 +44,7 @@ class EncoderConfig:
     """Extra tokens that belong to no patch."""
 
     def __post_init__(self) -> None:
+        insist_on_sizes(self)
         if self.dim % self.num_heads:
             raise ValueError(f"{self.dim} channels cannot be split over {self.num_heads} heads")
         if self.image_size % self.patch_size:

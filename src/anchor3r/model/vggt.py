@@ -6,20 +6,21 @@ The first frame of a clip is its reference: all poses and points are in that cam
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import parse_json
 from anchor3r.model.checkpoints import load_tensors, read_tensors
 from anchor3r.model.encoder import Encoder, EncoderConfig
 from anchor3r.model.heads import CameraHead, DPTHead, activate_pose
 from anchor3r.model.layers import Block, RotaryTable
+from anchor3r.model.sizes import insist_on_sizes
+from anchor3r.records import record_from_json
 
 NOT_USED = ("track_head.", "aggregator.patch_embed.mask_token")
 """Beginnings of the names of public tensors that take no part here: point tracking, and training by masks."""
@@ -60,6 +61,13 @@ class VGGTConfig:
     """Registers of a frame, in the encoder and in the backbone."""
 
     def __post_init__(self) -> None:
+        insist_on_sizes(self)
+        if self.embed_dim % self.num_heads or 2 * self.embed_dim % self.camera_trunk_heads:
+            raise ValueError(f"{self.embed_dim} channels cannot be split over {self.num_heads} heads")
+        if self.embed_dim // self.num_heads % 4:
+            raise ValueError(
+                f"{self.embed_dim // self.num_heads} channels of a head have no rotary positions"
+            )
         if len(self.head_layers) != 4 or not all(0 <= layer < self.depth for layer in self.head_layers):
             raise ValueError(f"head_layers names four of {self.depth} layers, not {self.head_layers}")
         if len(self.dpt_out_channels) != 4:
@@ -80,14 +88,12 @@ class VGGTConfig:
     @staticmethod
     def from_json(text: str) -> VGGTConfig:
         """From a file's metadata; what it says beyond the architecture is left aside."""
-        values = json.loads(text)
+        values = parse_json(text, "the config")
         if not isinstance(values, dict):
-            raise ValueError(f"a JSON object is needed, not {text!r}")
+            raise ValueError(f"a JSON object is needed, not {text[:80]!r}")
         names = {field.name for field in fields(VGGTConfig)}
-        known: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names
-        }
-        return VGGTConfig(**known)
+        known = {name: value for name, value in values.items() if name in names}
+        return record_from_json(VGGTConfig, known, "the config")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +260,7 @@ def read_vggt(path: Path | str) -> tuple[VGGTConfig, dict[str, Tensor]]:
         tensors = {n.removeprefix("weight."): t for n, t in tensors.items() if n.startswith("weight.")}
     try:
         return VGGTConfig.from_json(config_json or "{}"), tensors
-    except (TypeError, ValueError) as error:
+    except (Anchor3RError, ValueError) as error:
         raise Anchor3RError(
             f"{path}: the config in the file's metadata describes no VGGT: {error}"
         ) from error

@@ -60,7 +60,7 @@ class DepthViews:
         self._lock = Lock()
 
     def keyframes(self, every: int | None) -> list[int]:
-        """Rows of the trajectory that get a depth: one out of so many, or so far apart that they see new things."""
+        """Rows of the trajectory that get a depth: one out of so many, or where enough of the view is new."""
         if every is not None:
             return list(range(0, len(self.trajectory), every))
         chosen: list[int] = []

@@ -21,8 +21,10 @@ from anchor3r.datasets.colmap_models import read_model
 from anchor3r.datasets.files import FolderFiles
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, rotation_from_quat
+from anchor3r.io.inputs import read_arrays
 from anchor3r.io.tables import rigid_motions
 from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
+from anchor3r.limits import LIMITS
 from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.ground_truth import point_map_of
@@ -34,6 +36,9 @@ from anchor3r.trajectory import Trajectory, nearest_in_time
 
 _MAX_GRID_SIDE = 128
 """Longer side of the point maps that are kept of depth images."""
+
+
+_LARGEST_SETTING = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +64,18 @@ class ImportSettings:
     """Keep a small JPEG of every frame, for loop closure and viewing."""
 
     def __post_init__(self) -> None:
-        if self.window < 2:
-            raise Anchor3RError(f"a window has at least 2 frames, not {self.window}; choose a larger window")
+        if not 2 <= self.window <= LIMITS.window:
+            raise Anchor3RError(f"--window must lie in 2 … {LIMITS.window}, not {self.window}")
         positive = (
             self.max_time_difference,
             self.rotation_sigma_deg,
             self.translation_sigma,
             self.depth_units,
         )
-        if min(positive) <= 0:
+        if not all(0 < value < _LARGEST_SETTING for value in positive):
             raise Anchor3RError(
-                "max_time_difference, rotation_sigma_deg, translation_sigma and depth_units must be positive"
+                "max_time_difference, rotation_sigma_deg, translation_sigma and depth_units must be positive "
+                f"and below {_LARGEST_SETTING:g}"
             )
 
 
@@ -146,11 +152,10 @@ def _read_poses(path: Path, source: Source, settings: ImportSettings) -> _Paired
 
 def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
     """Of an array (n, 4, 4) or (n, 3, 4), in .npz the only one of that shape beside `timestamps`."""
-    try:
-        loaded = np.load(path)
-        arrays = dict(loaded) if path.suffix == ".npz" else {"poses": loaded}
-    except (OSError, ValueError) as error:
-        raise Anchor3RError(f"cannot read {path} ({error}); name a .npy or .npz file of matrices") from error
+    arrays = read_arrays(path)
+    for name, array in arrays.items():
+        if array.dtype.kind not in "iuf":
+            raise Anchor3RError(f"{path}: array {name!r} should be numbers, is {array.dtype}")
     found = [a for a in arrays.values() if a.ndim == 3 and a.shape[1:] in ((4, 4), (3, 4)) and len(a)]
     if len(found) != 1:
         shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -158,6 +163,8 @@ def _matrices(path: Path, settings: ImportSettings) -> Trajectory:
     poses = rigid_motions(found[0][:, :3].astype(np.float64), path)
     camera_from_world = poses if settings.world_to_camera else poses.inverse()
     stamps = arrays.get("timestamps")
+    if stamps is not None and (stamps.shape != (len(poses),) or not np.isfinite(stamps).all()):
+        raise Anchor3RError(f"{path}: 'timestamps' should be {len(poses)} finite numbers, one for each pose")
     return Trajectory(
         frames=np.arange(len(poses)),
         rotation=np.asarray(camera_from_world.rotation, np.float64),
@@ -215,8 +222,9 @@ class _DepthFiles:
         path, (height, width) = self.paths[number], frame.image.shape[:2]
         if path.suffix == ".png":
             return read_depth(path, width, height, self.units)
-        depth = np.load(path).squeeze()
-        if depth.shape != (height, width):
+        (found,) = read_arrays(path).values()
+        depth = found.squeeze()
+        if depth.shape != (height, width) or depth.dtype.kind not in "iuf":
             raise Anchor3RError(
                 f"{path} has the shape {depth.shape}, but its image is {width}×{height}; resize one to "
                 "the other"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3
+from anchor3r.io.inputs import decoding
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
@@ -152,7 +153,8 @@ class Mapper:
         if snapshot is None:
             return 0
         frame, state = snapshot
-        self.restore(state)
+        with decoding(f"{self.store.folder}: the state from which the map is resumed", "make the map again"):
+            self.restore(state)
         return frame + 1
 
     def _locate(self, prediction: WindowPrediction) -> Update:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import asdict
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +27,13 @@ from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
 from anchor3r.store import MapWriter, StoreConfig, load_map
 from anchor3r.threads import chosen_threads, limited_threads
+
+_CAMERA_FRAMES = 300
+"""Frames of the first pass that finds an unknown camera. A handheld video tells it in a hundred, a drive in
+its first bends; features take 4 s for so many."""
+_USABLE_SPREAD = 0.1
+"""Relative spread of a focal length up to which it is better to begin with it than to look for one on the
+way: the spread that a stated one is taken with."""
 
 
 def map_source(
@@ -83,6 +91,30 @@ def predictor_of(settings: MapSettings) -> Predictor:
     )
 
 
+def find_camera(
+    source: Source, predictor: Predictor, on_frame: Callable[[int], None] = lambda done: None
+) -> dict[str, float | bool] | None:
+    """What a first pass over the beginning of a source tells of its camera; the predictor is reset after it.
+
+    None if the source states its camera, cannot be gone through twice, or does not tell it well enough. A map
+    that begins with the camera it will end with is as good as with a stated one: while the camera is being
+    found out, frames are mapped with wrong ones.
+    """
+    if not (predictor.calibrates and source.seekable) or source.live:
+        return None
+    with closing(source.frames()) as frames, suppress(Anchor3RError):  # a broken frame is told when mapped
+        for done, frame in enumerate(islice(frames, _CAMERA_FRAMES), 1):
+            if frame.intrinsics is not None:
+                return None
+            predictor.step(frame)
+            on_frame(done)
+    camera = predictor.estimated_camera()
+    predictor.reset()
+    if camera is None or camera["focal_sigma_px"] > _USABLE_SPREAD * camera["focal_px"]:
+        return None
+    return camera
+
+
 class MappingRun:
     """One stream on its way into a map: iterate over it and get an update a frame. A context manager.
 
@@ -119,6 +151,8 @@ class MappingRun:
         """Where the map is written."""
         self.last_stored = self.store.last_frame
         """The last frame that was in the map before this run; -1 if there was none."""
+        self.on_first_pass: Callable[[int], None] = lambda done: None
+        """Told how many frames of a first pass that finds the camera are done."""
         self.num_updates = 0
         """Frames mapped in this run, replayed ones included."""
         self.store.write_meta(
@@ -154,11 +188,23 @@ class MappingRun:
 
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
+        self._begin_with_camera()
         for update in self._mapper.run(self.source):
             self.num_updates += 1
             self._ended = time.monotonic()
             yield update
         self._ended = time.monotonic()
+
+    def _begin_with_camera(self) -> None:
+        """Finds an unknown camera before the first frame is mapped; a resumed run takes what that found."""
+        if self.last_stored < 0:
+            camera = find_camera(self.source, self._predictor, self.on_first_pass)
+            self.store.write_meta(first_pass_camera=camera)
+        else:
+            with load_map(self.store.folder) as scene_map:
+                camera = scene_map.meta.get("first_pass_camera")
+        if camera is not None:
+            self._predictor.assume_camera(camera)
 
     def summary(self) -> dict[str, Any]:
         """What is in the map now, and how this run went (JSON)."""

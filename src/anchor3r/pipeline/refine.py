@@ -327,6 +327,6 @@ def _summary(scene_map: Map, name: str, solution: Solution, settings: RefineSett
         "moved_median": float(np.median(moved)),
         "moved_max": float(moved.max()),
         "path_length": online.path_length(),
-        "unit_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
+        "scale_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
         "solver": solution.report.as_dict(),
     }

@@ -8,12 +8,15 @@ from typing import Literal
 
 from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.predictors.interface import Dtype
 
 NOT_A_RECONSTRUCTION = "NOT A RECONSTRUCTION: the poses are the source's own ground truth with noise added"
 """What has to be said of every map that the ground-truth predictor made."""
+_MOST_PLACES = 1_000
+"""Earlier places for one keyframe: each is measured, so that more would be a search through all pairs."""
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 Depths = Literal["measured", "predicted"]
@@ -44,6 +47,11 @@ class MapSettings:
     threads: int | None = None
     """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
+    def __post_init__(self) -> None:
+        _insist_on_ranges(self, window=LIMITS.window, every=LIMITS.window, threads=LIMITS.threads)
+        if not 0 <= self.seed <= LIMITS.seed:
+            raise Anchor3RError(f"--seed must lie in 0 … {LIMITS.seed}, not {self.seed}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RefineSettings:
@@ -72,9 +80,7 @@ class RefineSettings:
     """CPU threads; if not given one, or all cores with a network that is large enough to gain from them."""
 
     def __post_init__(self) -> None:
-        for name in ("keyframe_interval", "top_k"):
-            if getattr(self, name) < 1:
-                raise Anchor3RError(f"{name} must be at least 1, not {getattr(self, name)}")
+        _insist_on_ranges(self, keyframe_interval=LIMITS.frames, top_k=_MOST_PLACES, threads=LIMITS.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +102,7 @@ class DensifySettings:
     """CPU threads, one keyframe each; all cores if not given. The result is the same."""
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise Anchor3RError(f"--size must be at least 1 pixel, not {self.size}")
-        if self.every is not None and self.every < 1:
-            raise Anchor3RError(f"--every must be at least 1, not {self.every}")
+        _insist_on_ranges(self, size=LIMITS.image_side, every=LIMITS.frames, threads=LIMITS.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,3 +138,10 @@ class FuseSettings:
             if getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise Anchor3RError(f"--{option} must be at least {least}, not {getattr(self, name)}")
+
+
+def _insist_on_ranges(settings: MapSettings | RefineSettings | DensifySettings, **most: int) -> None:
+    for name, largest in most.items():
+        value = getattr(settings, name)
+        if value is not None and not 1 <= value <= largest:
+            raise Anchor3RError(f"--{name.replace('_', '-')} must lie in 1 … {largest}, not {value}")

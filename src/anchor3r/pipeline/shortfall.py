@@ -1,12 +1,14 @@
 """Frames that got no pose, and why: what to tell somebody whose images do not become a map.
 
-Images are matched: the first with the last shows whether the camera moves at all, neighbours show whether one
-image sees what the next one does. That holds for any predictor, and for images that nobody has mapped yet.
+A predictor may know why. Where it does not, images are matched: the first with the last shows whether the
+camera moves at all, neighbours show whether one image sees what the next one does. That holds for any
+predictor, and for images that nobody has mapped yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.predictors.interface import WindowStatus
+from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.sources import Source
 from anchor3r.store import FrameTable, Map
 
@@ -54,6 +56,12 @@ class Cause(StrEnum):
     UNKNOWN = "cause not known"
 
 
+_CAUSE_OF = {
+    NoPoseReason.FEW_FEATURES: Cause.NO_TEXTURE,
+    NoPoseReason.NO_MOTION: Cause.NO_MOTION,
+    NoPoseReason.NO_PARALLAX: Cause.NO_PARALLAX,
+    NoPoseReason.NO_OVERLAP: Cause.NO_OVERLAP,
+}
 REMEDIES = {
     Cause.TOO_FEW_FRAMES: "a start takes a dozen frames or more: take a longer part, or a smaller --stride",
     Cause.NO_TEXTURE: "the images have hardly a corner to follow: are they dark, blurred or blank?",
@@ -104,7 +112,8 @@ class Gap:
 def gaps_of(scene_map: Map) -> list[Gap]:
     """All frames of a map without an online pose, in runs, each with its cause.
 
-    Only the longest runs are looked into: comparing images takes time.
+    What the predictor says most often of a run is its cause. Of runs of which it says nothing, the images of
+    the longest ones are compared, which takes time.
     """
     table = scene_map.frames()
     missing = np.flatnonzero(~np.isin(table.index, scene_map.trajectory().frames))
@@ -112,6 +121,7 @@ def gaps_of(scene_map: Map) -> list[Gap]:
         return []
     runs = np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1)
     longest = sorted(map(len, runs), reverse=True)[:_EXAMINED_GAPS][-1]
+    reasons = scene_map.no_pose_reasons()
     every = (scene_map.meta.get("loaded_as") or {}).get("every", 1)
     with _images_of(scene_map) as read:
         return [
@@ -119,7 +129,7 @@ def gaps_of(scene_map: Map) -> list[Gap]:
                 first=int(table.index[rows[0]]),
                 last=int(table.index[rows[-1]]),
                 num_frames=len(rows),
-                cause=_cause(table, rows, every, read if len(rows) >= longest else None),
+                cause=_cause(table, rows, every, reasons, read if len(rows) >= longest else None),
             )
             for rows in runs
         ]
@@ -167,12 +177,24 @@ def _images_of(scene_map: Map) -> Iterator[ReadImage | None]:
         yield None if source is None else lambda index: source.read(index).image
 
 
-def _cause(table: FrameTable, rows: NDArray[np.int64], every: int, read: ReadImage | None) -> Cause:
+def _cause(
+    table: FrameTable,
+    rows: NDArray[np.int64],
+    every: int,
+    reasons: Mapping[int, NoPoseReason],
+    read: ReadImage | None,
+) -> Cause:
     """Of a run of rows without a pose; `every` so many frames are anchors."""
     if len(rows) == len(table) and len(table) < _FEW_FRAMES:
         return Cause.TOO_FEW_FRAMES
     if rows[-1] == len(table) - 1 and len(rows) < every:
         return Cause.NO_ANCHOR
+    told = Counter(reasons[frame] for frame in table.index[rows].tolist() if frame in reasons)
+    reason = told.most_common(1)[0][0] if told else None
+    is_lost = bool(np.all(table.status[rows] == WindowStatus.LOST.value))
+    # Tracking that breaks off tells no cut of the film from things that move: images may.
+    if reason is not None and not (is_lost and reason is NoPoseReason.NO_OVERLAP and read is not None):
+        return _CAUSE_OF[reason]
     if read is None:
         return Cause.UNKNOWN
     # The frame before shows whether the first one still sees what was seen.
@@ -181,9 +203,7 @@ def _cause(table: FrameTable, rows: NDArray[np.int64], every: int, read: ReadIma
     if not overlaps:
         return Cause.UNKNOWN
     cause = cause_of(overlaps, overlap_of(read(chosen[0]), read(chosen[-1])))
-    if cause is Cause.NO_PARALLAX and np.all(table.status[rows] == WindowStatus.LOST.value):
-        return Cause.LOST
-    return cause
+    return Cause.LOST if cause is Cause.NO_PARALLAX and is_lost else cause
 
 
 def _sampled_overlaps(frames: Sequence[int], read: Callable[[int], Image]) -> Iterator[Overlap]:

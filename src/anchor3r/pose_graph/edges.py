@@ -122,7 +122,8 @@ class MotionGraph:
         return np.unique(np.concatenate([self.edges.frame_i, self.edges.frame_t]))
 
 
-_LARGEST = 1e100  # a number that can still be squared and weighed
+_LARGEST = 1e60  # a number that can still be squared, weighed and multiplied by another
+_LARGEST_FRAME = 2**40  # indices that may still be added, multiplied by a few and counted
 _ROTATION_TOLERANCE = 1e-3  # of RᵀR - 1: single precision and printed digits pass, garbage does not
 
 
@@ -137,13 +138,17 @@ def check_edges(edges: Edges, source: str) -> None:
     gram = np.einsum("eki,ekj->eij", rotation, rotation) - np.eye(3)
     reasons = {
         "a negative frame index": (edges.frame_i < 0) | (edges.frame_t < 0),
+        "a frame index too large": np.maximum(edges.frame_i, edges.frame_t) > _LARGEST_FRAME,
+        "a group that is not a number from 0 on": (edges.group < 0) | (edges.group > _LARGEST_FRAME),
         "a frame joined to itself": edges.frame_i == edges.frame_t,
         "a rotation that is not finite": ~finite,
         "a translation that is not finite": ~np.isfinite(edges.translation).all(1),
         f"a translation beyond {_LARGEST:g}": ~(np.abs(np.nan_to_num(edges.translation)) <= _LARGEST).all(1),
         f"an information matrix with entries beyond {_LARGEST:g}": edges.has_information()
         & ~(np.abs(edges.information) <= _LARGEST).all((1, 2)),
-        "a weight that is not finite and >= 0": ~(np.isfinite(edges.weight) & (edges.weight >= 0)),
+        f"a weight that is not in 0 … {_LARGEST:g}": ~((edges.weight >= 0) & (edges.weight <= _LARGEST)),
+        f"a scale ratio or its spread beyond {_LARGEST:g}": (np.abs(edges.log_scale_ratio) > _LARGEST)
+        | (np.abs(edges.log_scale_sigma) > _LARGEST),
         "a matrix that is not a rotation": (np.abs(gram).max((1, 2)) > _ROTATION_TOLERANCE)
         | (np.linalg.det(rotation) < 0),
         "an unknown kind": ~np.isin(edges.kind, list(EdgeKind)),

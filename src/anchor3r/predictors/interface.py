@@ -45,6 +45,22 @@ class NoPoseReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemberPoints:
+    """The point map of a frame that had none when it was the anchor, on a grid that spans its image."""
+
+    frame: int
+    """Index of the frame, a member of the window."""
+    points_in_member: NDArray[np.float32]
+    """(h, w, 3) in the window's scale; NaN where there is none"""
+    confidence: NDArray[np.float32]
+    """(h, w) as `WindowPrediction.points_confidence`"""
+    colours: NDArray[np.uint8]
+    """(h, w, 3) RGB of the frame's image"""
+    intrinsics: Pinhole
+    """Of the frame's image as it came from the source."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WindowPrediction:
     """Everything measured at one anchor. All of it is in one scale."""
 
@@ -65,6 +81,8 @@ class WindowPrediction:
     points_confidence: NDArray[np.float32] | None = None
     """(h, w) probability that a point is within 5 % of its distance, see `predictors.confidence`; None if all
     are as sure as can be."""
+    member_points: tuple[MemberPoints, ...] = ()
+    """Of members that waited for this window to get their geometry."""
     intrinsics: Pinhole | None = None
     """Estimated or taken from the frame; of the anchor's image as it came from the source."""
     log_scale_ratio: float = 0.0
@@ -89,6 +107,8 @@ class Predictor(Protocol):
     """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
     gains_from_threads: bool = False
     """Whether its arithmetic is large enough to be spread over all cores; else one thread is faster."""
+    calibrates: bool = False
+    """Whether it finds out about a camera that the source does not state, see `estimated_camera`."""
     is_ground_truth: bool = False
     """Whether its measurements are the source's ground truth, so that a map is no reconstruction."""
 
@@ -123,6 +143,11 @@ class Predictor(Protocol):
         its standard deviations.
         """
         return None
+
+    def assume_camera(self, camera: Mapping[str, float | bool]) -> None:
+        """Begins with the camera that `estimated_camera` told after an earlier pass over the stream, if the
+        source states none. To be called before the first frame."""
+        return
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """The streaming state as arrays, so that `restore` goes on bit for bit from here."""

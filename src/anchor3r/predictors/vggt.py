@@ -25,14 +25,15 @@ from anchor3r.model.checkpoints import file_digest
 from anchor3r.model.memory import window_bytes
 from anchor3r.model.vggt import VGGT, load_vggt
 from anchor3r.predictors.confidence import from_learned
-from anchor3r.predictors.devices import (
+from anchor3r.predictors.inference import (
     backbone_precision,
+    camera_from_fov,
     choose_device,
     choose_dtype,
     dtype_name,
+    fit_to_patches,
     require_memory,
 )
-from anchor3r.predictors.images import camera_from_fov, fit_to_patches
 from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction, WindowStatus
 from anchor3r.robust import mad_sigma
 from anchor3r.snapshots import from_arrays, to_arrays

@@ -58,7 +58,7 @@ class KittiSource(ImageSequence):
     def __init__(self, uri: str, location: str, wanted: slice) -> None:
         folder = _kitti_folder(Path(location))
         camera = next(camera for camera in KITTI_CAMERAS if (folder / f"image_{camera}").is_dir())
-        paths = _images_in(folder / f"image_{camera}")
+        paths = images_in(folder / f"image_{camera}")
         super().__init__(uri, wanted, paths)
         # A folder may hold part of a sequence: the name of an image is its line in the other files.
         self._lines = [_kitti_number(path) for path in paths]
@@ -201,7 +201,7 @@ class SevenScenesSource(ImageSequence):
 
     def __init__(self, uri: str, location: str, wanted: slice) -> None:
         folder = Path(location)
-        paths = [path for path in _images_in(folder) if ".color." in os.path.basename(path)]
+        paths = [path for path in images_in(folder) if ".color." in os.path.basename(path)]
         if not paths:
             raise Anchor3RError(f"no frame-*.color.png or .jpg in {folder}; name one such as SCENE/seq-01")
         super().__init__(uri, wanted, paths)
@@ -277,7 +277,8 @@ def _pinhole(matrix: NDArray[np.float64], width: int, height: int) -> Pinhole:
     return Pinhole(fx, fy, cx, cy, width, height)
 
 
-def _images_in(folder: Path) -> list[str]:
+def images_in(folder: Path) -> list[str]:
+    """The image files of a folder, at least one, in natural order."""
     paths = image_paths([entry.path for entry in os.scandir(folder)]) if folder.is_dir() else []
     if not paths:
         raise Anchor3RError(f"no images in {folder}; check the path and that all was unpacked")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.extras import optional_library
-from anchor3r.sources.exif import PhotoFacts, photo_facts
+from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import IndexedSource, UndecodableFrameError
 
@@ -28,9 +31,18 @@ IMAGE_SUFFIXES = _HEIF_SUFFIXES | {
     ".tif", ".tiff", ".webp",
 }  # fmt: skip
 
+_IMAGE_FORMATS = (
+    "AVIF", "BMP", "DIB", "HEIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP",
+)  # fmt: skip
+"""What an image file may be, by Pillow's names; others run programs or hold what is no image."""
 _SAMPLED_TIMES = 200
 NOMINAL_RATE_HZ = 30.0
 """Frame rate assumed where images carry no times."""
+_FULL_FRAME_DIAGONAL_MM = math.hypot(36, 24)
+_MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+"""Of a resolution on the sensor: inch, centimetre, millimetre, micrometre."""
+_PLAUSIBLE = (0.2, 30.0)
+"""Focal length over the longer side of an image; outside the entry is a mistake."""
 
 # What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
 DECODING_ERRORS = (
@@ -126,7 +138,7 @@ class PhotoSequence(ImageSequence):
 
     def _taken_s(self, index: int) -> float | None:
         try:
-            with Image.open(self._paths[index]) as image:
+            with opened_image(self._paths[index]) as image:
                 return photo_facts(image).taken_s
         except DECODING_ERRORS:
             return None
@@ -167,7 +179,11 @@ def natural_key(text: str) -> tuple[list[str | int], str]:
 
 
 def _hint(location: str) -> str:
-    marks = {"image_[0-3]": "kitti", "sequences": "kitti", "rgb.txt": "tum", "*.color.*": "7scenes"}
+    marks = {
+        "image_[0-3]": "kitti", "sequences": "kitti", "calibration.txt": "eth3d", "rgb.txt": "tum",
+        "*.color.*": "7scenes", "mav0": "euroc", "cam0": "euroc", "*.gt.freiburg": "icl-nuim",
+        "traj.txt": "replica",
+    }  # fmt: skip
     for mark, scheme in marks.items():
         if glob.glob(os.path.join(glob.escape(location), mark)):
             return f"it looks like a data set, so try {scheme}:{location};"
@@ -182,11 +198,23 @@ def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
 def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
     """The same, and what the file says of itself."""
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             facts = photo_facts(image)
             return _rgb(ImageOps.exif_transpose(image)), facts
     except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
+
+
+def opened_image(path: str | Path | BinaryIO) -> Image.Image:
+    """An image file, not decoded yet; a ValueError if it is too large, or no ordinary file."""
+    if isinstance(path, str | Path) and not os.path.isfile(path):
+        raise ValueError("it is no file")
+    Image.init()  # HEIF and AVIF are known only where their libraries are installed
+    image = Image.open(path, formats=[name for name in _IMAGE_FORMATS if name in Image.OPEN])
+    if image.width * image.height > LIMITS.pixels:
+        image.close()
+        raise ValueError(f"it has {image.width}×{image.height} pixels, more than {LIMITS.pixels:,}")
+    return image
 
 
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:
@@ -206,7 +234,7 @@ def read_depth(
 ) -> NDArray[np.float32]:
     """Decodes a 16-bit depth image (H, W) to metres; 0 and the value `invalid` become 0, unknown."""
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             if not image.mode.startswith("I"):
                 raise ValueError(f"a depth image has one 16-bit channel, this one has mode {image.mode}")
             depth = np.asarray(image)
@@ -223,3 +251,69 @@ def read_depth(
 def _undecodable(path: str | Path | BinaryIO, reason: str) -> UndecodableFrameError:
     name = path if isinstance(path, str | Path) else getattr(path, "name", "an image")
     return UndecodableFrameError(f"cannot decode {name} ({reason}); replace the file or remove it")
+
+
+@dataclass(frozen=True)
+class PhotoFacts:
+    """Of one image file; None where it does not say."""
+
+    taken_s: float | None
+    """Seconds since 1970 on the camera's clock, whose time zone is not known."""
+    focal: float | None
+    """Focal length over the longer side of the image."""
+
+    def camera(self, width: int, height: int) -> Pinhole | None:
+        """The camera of an image of this size, as nominal as the focal length; its axis is in the middle."""
+        if self.focal is None:
+            return None
+        focal_px = self.focal * max(width, height)
+        return Pinhole(focal_px, focal_px, (width - 1) / 2, (height - 1) / 2, width, height)
+
+
+def photo_facts(image: Image.Image) -> PhotoFacts:
+    """Reads the EXIF data of an opened image."""
+    own = image.getexif()
+    details = own.get_ifd(ExifTags.IFD.Exif)
+    return PhotoFacts(_taken_s({**own, **details}), _focal(details, image.width, image.height))
+
+
+def _taken_s(entries: Mapping[int, Any]) -> float | None:
+    text = str(entries.get(ExifTags.Base.DateTimeOriginal) or "").strip()
+    try:
+        taken = datetime.strptime(text[:19], "%Y:%m:%d %H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    digits = str(entries.get(ExifTags.Base.SubsecTimeOriginal) or "").strip()
+    return taken.timestamp() + (float(f"0.{digits}") if digits.isdecimal() else 0.0)
+
+
+def _focal(details: Mapping[int, Any], width: int, height: int) -> float | None:
+    """From the focal length and the size of a pixel on the sensor, else from the 35 mm equivalent.
+
+    The equivalent compares diagonals. The pixels are those of the image as it was taken, before anybody
+    resized it.
+    """
+    focal_mm = _number(details, ExifTags.Base.FocalLength)
+    resolution = _number(details, ExifTags.Base.FocalPlaneXResolution)
+    unit_mm = _MM_PER_UNIT.get(int(_number(details, ExifTags.Base.FocalPlaneResolutionUnit) or 2))
+    taken_px = max(
+        _number(details, ExifTags.Base.ExifImageWidth) or width,
+        _number(details, ExifTags.Base.ExifImageHeight) or height,
+    )
+    equivalent_mm = _number(details, ExifTags.Base.FocalLengthIn35mmFilm)
+    candidates = []
+    if focal_mm and resolution and unit_mm:
+        candidates.append(focal_mm / unit_mm * resolution / taken_px)
+    if equivalent_mm:
+        candidates.append(
+            equivalent_mm / _FULL_FRAME_DIAGONAL_MM * math.hypot(width, height) / max(width, height)
+        )
+    return next((focal for focal in candidates if _PLAUSIBLE[0] <= focal <= _PLAUSIBLE[1]), None)
+
+
+def _number(entries: Mapping[int, Any], tag: int) -> float | None:
+    try:
+        value = float(entries.get(tag, 0))
+    except (TypeError, ValueError, ZeroDivisionError):
+        return None
+    return value if math.isfinite(value) and value > 0 else None

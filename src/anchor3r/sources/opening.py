@@ -6,14 +6,18 @@ import glob
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
+from anchor3r.sources.bags.recording import BAG_SUFFIXES, is_recording
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
-from anchor3r.sources.source import Source, without_password
+from anchor3r.sources.slam_datasets import Eth3dSource, EurocSource, IclNuimSource, ReplicaSource
+from anchor3r.sources.source import Source, without_secrets
 from anchor3r.sources.stated_camera import StatedCamera
 
 
@@ -28,23 +32,27 @@ def open_source(
     """Opens anything that frames come from.
 
     `uri` is a folder, a pattern (`shots/*.png`), a video file, `camera:0`, an rtsp:// or http(s):// address,
-    `kitti:ROOT/00`, `tum:DIR`, `7scenes:DIR` or `world:SEED?option=value`; or a list of image files, or of
-    images as arrays (H, W, 3) RGB or (H, W) grey, or anything that yields such arrays or `Frame`s. Of its
+    a recording (`bag:FILE?topic=/camera/image_raw`), a sequence of a data set (`kitti:ROOT/00`, `tum:DIR`,
+    `7scenes:DIR`, `euroc:DIR`, `icl-nuim:DIR`, `replica:DIR`, `eth3d:DIR`) or `world:SEED?option=value`; or a
+    list of image files, or of images as arrays (H, W, 3) RGB or (H, W) grey, or anything that yields such
+    arrays or `Frame`s. Of its
     frames, those at start, start + stride, … before stop are taken; they keep their own index. `camera` is
     what is known of it beyond what the source says. A password in an address is for the server alone: the
     source's own uri has none.
     """
-    if start < 0 or stride < 1 or (stop is not None and stop <= start):
+    too_large = max(start, stride, stop or 0) > LIMITS.frames
+    if start < 0 or stride < 1 or (stop is not None and stop <= start) or too_large:
         raise Anchor3RError(
             f"no frames to take with start {start}, stop {stop}, stride {stride}; "
-            "start must not be negative, stop must be higher than start, stride at least 1"
+            "start must not be negative, stop must be higher than start, stride at least 1, and none above "
+            f"{LIMITS.frames:,}"
         )
     try:
         source = _open_any(uri, slice(start, stop, stride))
         source.camera = camera
         return source
     except OSError as error:
-        what = without_password(str(error.filename or uri))
+        what = without_secrets(str(error.filename or uri))
         raise Anchor3RError(f"cannot read {what} ({error.strerror}); check that you may read it") from error
 
 
@@ -70,25 +78,33 @@ def _open(uri: str, wanted: slice) -> Source:
         if scheme in _SCHEMES:
             return _SCHEMES[scheme](uri, os.path.expanduser(rest), wanted)
         # A single letter is a drive.
-        if len(scheme) > 1 and scheme.isalnum():
-            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_password(uri)}; {_KNOWN}")
+        if len(scheme) > 1 and scheme.replace("-", "").isalnum():
+            raise Anchor3RError(f"unknown kind of source {scheme}: in {without_secrets(uri)}; {_KNOWN}")
     return _open_path(uri, wanted)
 
 
 def _open_path(uri: str, wanted: slice) -> Source:
     path = os.path.expanduser(uri)
+    if os.path.exists(path) and is_recording(Path(path)):
+        return _open_bag(uri, path, wanted)
     if os.path.isdir(path) or (glob.has_magic(path) and not os.path.exists(path)):
         return open_images(uri, wanted)
     if not os.path.exists(path):
-        raise Anchor3RError(f"there is no {without_password(uri)}; check the path ({_KNOWN})")
+        raise Anchor3RError(f"there is no {without_secrets(uri)}; check the path ({_KNOWN})")
     if is_image(path):
         return open_images(uri, wanted)
     from anchor3r.sources.video import VIDEO_SUFFIXES, VideoInput, VideoSource
 
     if os.path.splitext(path)[1].lower() not in VIDEO_SUFFIXES:
-        known = " ".join(sorted(VIDEO_SUFFIXES | IMAGE_SUFFIXES))
+        known = " ".join(sorted(VIDEO_SUFFIXES | IMAGE_SUFFIXES | BAG_SUFFIXES))
         raise Anchor3RError(f"{uri} has no known suffix; rename or convert it to one of {known}")
     return VideoSource(wanted, VideoInput(uri=uri, location=path, is_file=True))
+
+
+def _open_bag(uri: str, location: str, wanted: slice) -> Source:
+    from anchor3r.sources.bags.source import BagSource
+
+    return BagSource(uri, location, wanted)
 
 
 def _open_camera(uri: str, device: str, wanted: slice) -> Source:
@@ -106,13 +122,22 @@ def _open_camera(uri: str, device: str, wanted: slice) -> Source:
 def _open_url(uri: str, _: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VideoInput, VideoSource
 
-    return VideoSource(wanted, VideoInput(uri=without_password(uri), location=uri))
+    if "://" not in uri:
+        raise Anchor3RError(f"{without_secrets(uri)} is no address; write it with ://, as rtsp://camera/live")
+    location = uri.replace(" ", "%20")  # which no address has; a password may
+    return VideoSource(wanted, VideoInput(uri=without_secrets(location), location=location))
 
 
 def _open_world(uri: str, options: str, wanted: slice) -> Source:
     from anchor3r.sources.worlds import WorldSource
 
     return WorldSource(uri, options, wanted)
+
+
+def is_remote(uri: str) -> bool:
+    """Whether opening it would reach beyond the files of this machine: a server or a camera."""
+    scheme, colon, _ = uri.partition(":")
+    return bool(colon) and scheme in ("camera", "rtsp", "rtsps", "http", "https")
 
 
 _SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {
@@ -124,6 +149,11 @@ _SCHEMES: dict[str, Callable[[str, str, slice], Source]] = {
     "kitti": KittiSource,
     "tum": TumSource,
     "7scenes": SevenScenesSource,
+    "euroc": EurocSource,
+    "icl-nuim": IclNuimSource,
+    "replica": ReplicaSource,
+    "eth3d": Eth3dSource,
+    "bag": _open_bag,
     "world": _open_world,
 }
 

@@ -26,8 +26,10 @@ PREFETCH_DEPTH = 4
 
 logger = logging.getLogger("anchor3r")
 Item = TypeVar("Item")
-# Up to the last @ of what a server is named by; the password itself may have another one.
-_PASSWORD = re.compile(r"(?<=://)([^/?#@:\s]*):[^/?#\s]*@")
+# Up to the last @ of what a server is named by; the password itself may have another one, or blanks.
+_PASSWORD = re.compile(r"(?<=:/)(/*[^/?#@:\s'\"]*):[^/?#\n'\"]*@")
+_SECRET_NAMES = "token|key|secret|pass|pwd|auth|sig|cred|session|jwt|ticket|access|sid"
+_SECRET_OPTION = re.compile(rf"([?&;#][^=&;#\s]*(?:{_SECRET_NAMES})[^=&;#\s]*=)[^&;#\s'\")]+", re.IGNORECASE)
 
 
 class UndecodableFrameError(Anchor3RError):
@@ -51,12 +53,15 @@ class Source(ABC):
         self.uri = uri
         self.skipped = 0
         """Frames that could not be decoded in the latest iteration."""
+        self._told_up_to = -1
         self._length = length
         self.wanted = range(sys.maxsize if length is None else length)[wanted]
         """Indices of the frames to take; open-ended where the length is not known."""
         self._size: tuple[int, int] | None = None
         self.camera: StatedCamera | None = None
         """What the user says of the camera."""
+        self.lens: StatedCamera | None = None
+        """What the source knows of a lens that bends its images; what the user says overrules it."""
         self._start = wanted.start or 0
         if not self.wanted:
             raise self._beyond_end(length)
@@ -69,7 +74,7 @@ class Source(ABC):
     def __iter__(self) -> Iterator[Frame]:
         return self.frames()
 
-    def frames(self, first: int = 0) -> Iterator[Frame]:
+    def frames(self, first: int = 0) -> Generator[Frame, None, None]:
         """Streams the wanted frames whose index is `first` or higher.
 
         A live source has no past: its first frame after opening gets the index `first`.
@@ -122,9 +127,11 @@ class Source(ABC):
         raise self._beyond_end(None)
 
     def _checked_frame(self, frame: Frame) -> Frame:
-        """A frame as it is handed out: of the stream's size, with the camera that was stated."""
+        """A frame as it is handed out: of the stream's size, straight, with the camera that was stated."""
         self._check_size(frame)
-        return frame if self.camera is None else self.camera.applied(frame)
+        camera = self.camera if self.lens is None or self.camera is None else self.camera.over(self.lens)
+        camera = camera or self.lens
+        return frame if camera is None else camera.applied(frame)
 
     def _check_size(self, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
@@ -139,7 +146,9 @@ class Source(ABC):
 
     def _skip(self, index: int, reason: str) -> None:
         self.skipped += 1
-        logger.warning("skipped %s: %s", self._describe(index), reason)
+        if index > self._told_up_to:  # once, however often the source is gone through
+            self._told_up_to = index
+            logger.warning("skipped %s: %s", self._describe(index), reason)
 
     def _beyond_end(self, length: int | None) -> Anchor3RError:
         holds = "ends before that" if length is None else f"has {length} frames"
@@ -175,15 +184,15 @@ class IndexedSource(Source):
             yield frame
 
 
-def without_password(text: str) -> str:
+def without_secrets(text: str) -> str:
     """An address as it may be shown in messages, maps and reports, which people send to each other.
 
-    rtsp://user:secret@host/live -> rtsp://user:***@host/live, anywhere in a text.
+    rtsp://user:secret@host/live?token=abc -> rtsp://user:***@host/live?token=***, anywhere in a text.
     """
-    return _PASSWORD.sub(r"\1:***@", text)
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
-def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
     """Yields the items, none of which is None, in order while a thread makes up to `depth` further ones.
 
     Like `freshest`, it hands over whatever the iterator raises, and stops and closes it when its own iterator
@@ -200,7 +209,7 @@ def prefetched(items: Generator[Item, None, None], depth: int) -> Iterator[Item]
                 future.cancel()
 
 
-def freshest(items: Generator[Item, None, None], depth: int) -> Iterator[Item]:
+def freshest(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:
     """For a stream that cannot be paused: reads on all the time and keeps only the latest `depth` items."""
     kept: deque[Item] = deque(maxlen=depth)
     changed = Condition()

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
+from anchor3r.records import record_from_json
 from anchor3r.sources.frame import Frame
+from anchor3r.sources.undistortion import undistorted
 
-_DISTORTION_SIZES = (1, 2, 4, 5)
+_DISTORTION_SIZES = (1, 2, 4, 5, 8)
 _FISHEYE_SIZE = 4
+_LARGEST_NUMBER = 1e6
+"""Pixels or coefficients of a camera."""
 _FOV_DEG = (1, 170)
 """Fields of view that a pinhole camera may have."""
 
@@ -33,11 +33,19 @@ class StatedCamera:
     fov_deg: float | None = None
     """Horizontal field of view, if there are no intrinsics; the principal point is then in the middle."""
     distortion: tuple[float, ...] = ()
-    """k1[, k2[, p1, p2[, k3]]]: radial and tangential, as OpenCV, ROS and COLMAP have them"""
+    """k1[, k2[, p1, p2[, k3[, k4, k5, k6]]]]: radial and tangential, as OpenCV and ROS have them"""
     fisheye: tuple[float, ...] = ()
     """k1, k2, k3, k4 of the equidistant model, instead"""
 
     def __post_init__(self) -> None:
+        for option, numbers in (
+            ("--intrinsics", self.intrinsics),
+            ("--distortion", self.distortion),
+            ("--fisheye", self.fisheye),
+            ("--fov", () if self.fov_deg is None else (self.fov_deg,)),
+        ):
+            if not all(isinstance(n, float | int) and abs(n) <= _LARGEST_NUMBER for n in numbers):
+                raise Anchor3RError(f"{option} {_text(numbers)} has numbers that no camera has")
         if self.intrinsics and (len(self.intrinsics) != 4 or min(self.intrinsics[:2]) <= 0):
             raise Anchor3RError(
                 f"--intrinsics {_text(self.intrinsics)} are not four numbers fx,fy,cx,cy with positive focal "
@@ -51,17 +59,25 @@ class StatedCamera:
         if self.distortion and self.fisheye:
             raise Anchor3RError("--distortion and --fisheye are two models of one lens; choose one of them")
         if self.distortion and len(self.distortion) not in _DISTORTION_SIZES:
-            raise Anchor3RError(f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3]]]")
+            raise Anchor3RError(
+                f"--distortion {_text(self.distortion)} should be k1[,k2[,p1,p2[,k3[,k4,k5,k6]]]]"
+            )
         if self.fisheye and len(self.fisheye) != _FISHEYE_SIZE:
             raise Anchor3RError(f"--fisheye {_text(self.fisheye)} should be the four numbers k1,k2,k3,k4")
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> StatedCamera:
         """From the fields as JSON gives them back."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-        }
-        return StatedCamera(**fields)
+        return record_from_json(StatedCamera, values, "the camera that was stated")
+
+    def over(self, known: StatedCamera) -> StatedCamera:
+        """What is stated here, and for the rest what a source knows."""
+        states_lens = self.distortion or self.fisheye
+        states_view = self.intrinsics or self.fov_deg is not None
+        view, lens = self if states_view else known, self if states_lens else known
+        return StatedCamera(
+            intrinsics=view.intrinsics, fov_deg=view.fov_deg, distortion=lens.distortion, fisheye=lens.fisheye
+        )
 
     def applied(self, frame: Frame) -> Frame:
         """The frame with this camera, straightened."""
@@ -81,12 +97,9 @@ class StatedCamera:
                 "add --intrinsics fx,fy,cx,cy or --fov DEG"
             )
         # Depth is left out: it would have to be resampled, and only ground truth has it.
-        return replace(frame, image=self._straightened(frame.image, camera), intrinsics=camera, depth_m=None)
-
-    def _straightened(self, image: NDArray[np.uint8], camera: Pinhole) -> NDArray[np.uint8]:
-        import cv2
-
-        return np.asarray(cv2.remap(image, *_straightening(self, camera), cv2.INTER_LINEAR), np.uint8)
+        lens, is_fisheye = self.distortion or self.fisheye, bool(self.fisheye)
+        image = undistorted(frame.image, camera, lens, fisheye=is_fisheye)
+        return replace(frame, image=image, intrinsics=camera, depth_m=None)
 
 
 def _insist_on_sense(camera: Pinhole | None, stated: StatedCamera) -> None:
@@ -110,21 +123,6 @@ def _insist_on_sense(camera: Pinhole | None, stated: StatedCamera) -> None:
         )
 
 
-@lru_cache(maxsize=4)
-def _straightening(stated: StatedCamera, camera: Pinhole) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where each pixel of the straight image is read, as `cv2.remap` wants it."""
-    import cv2
-
-    size, matrix = (camera.width, camera.height), camera.matrix()
-    if stated.fisheye:
-        return cv2.fisheye.initUndistortRectifyMap(
-            matrix, np.array(stated.fisheye), np.eye(3), matrix, size, cv2.CV_16SC2
-        )
-    coefficients = np.zeros(5)
-    coefficients[: len(stated.distortion)] = stated.distortion
-    return cv2.initUndistortRectifyMap(matrix, coefficients, np.eye(3), matrix, size, cv2.CV_16SC2)
-
-
 def parse_numbers(option: str, text: str | None) -> tuple[float, ...]:
     """Comma-separated numbers of an option; none if it was not given."""
     try:
@@ -134,4 +132,4 @@ def parse_numbers(option: str, text: str | None) -> tuple[float, ...]:
 
 
 def _text(numbers: tuple[float, ...]) -> str:
-    return ",".join(f"{number:g}" for number in numbers)
+    return ",".join(f"{number:g}" if isinstance(number, float) else str(number) for number in numbers)

@@ -19,14 +19,25 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import DAMAGED, insist_on_file
+from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import NOMINAL_RATE_HZ
-from anchor3r.sources.source import Source, UndecodableFrameError, without_password
+from anchor3r.sources.source import Source, UndecodableFrameError, without_secrets
 
 VIDEO_SUFFIXES = {
     ".3gp", ".avi", ".flv", ".h264", ".hevc", ".m2ts", ".m4v", ".mjpeg", ".mjpg", ".mkv",
     ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
 }  # fmt: skip
+
+_CONTAINERS = (
+    "3g2", "3gp", "asf", "avi", "flv", "h264", "hevc", "m4a", "m4v", "matroska", "mj2", "mjpeg", "mov", "mp4",
+    "mpeg", "mpegts", "mpegvideo", "ogg", "webm",
+)  # fmt: skip
+"""What a video file may be, by FFmpeg's names: whatever holds its pictures itself."""
+_STREAMS = ("hls", "mpjpeg", "rtp", "rtsp", "sdp")
+"""What a server may send as well."""
+_NETWORK_PROTOCOLS = "crypto,data,http,httpproxy,https,rtmp,rtp,rtsp,rtsps,srtp,tcp,tls,udp"
 
 NETWORK_TIMEOUT_S = 10.0
 """How long a server or a camera may be silent."""
@@ -51,7 +62,13 @@ class VideoInput:
     """FFmpeg's name for the capture interface, if it is a camera."""
 
     def open(self) -> InputContainer:
+        if self.is_file:
+            insist_on_file(self.location)
         options = {"rtsp_transport": "tcp"} if self.location.startswith("rtsp") else {}
+        if self.device_format is None:
+            # Playlists and scripts, which name further files and addresses, pass for a video by their suffix.
+            options["format_whitelist"] = ",".join(_CONTAINERS if self.is_file else _CONTAINERS + _STREAMS)
+            options["protocol_whitelist"] = "file" if self.is_file else _NETWORK_PROTOCOLS
         try:
             container = av.open(
                 self.location,
@@ -60,11 +77,20 @@ class VideoInput:
                 timeout=None if self.is_file else NETWORK_TIMEOUT_S,
                 metadata_errors="replace",
             )
-        except av.FFmpegError as error:
-            raise Anchor3RError(f"cannot open {self.uri} ({error.strerror}); {self.remedy()}") from error
-        if container.streams.best("video") is None:
+        except (av.FFmpegError, *DAMAGED) as error:
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise Anchor3RError(f"cannot open {self.uri} ({reason}); {self.remedy()}") from error
+        stream = container.streams.best("video")
+        if not isinstance(stream, VideoStream):
             container.close()
             raise Anchor3RError(f"{self.uri} holds no video that can be decoded; {self.remedy()}")
+        codec = stream.codec_context
+        width, height = (0, 0) if codec is None else (codec.width, codec.height)
+        if width * height > LIMITS.pixels:
+            container.close()
+            raise Anchor3RError(
+                f"{self.uri} is {width}×{height}, more than {LIMITS.pixels:,} pixels; scale it"
+            )
         return container
 
     def remedy(self) -> str:
@@ -286,7 +312,7 @@ class VideoSource(Source):
         try:
             yield
         except (av.FFmpegError, IndexError) as error:  # PyAV: IndexError on a packet of no announced stream
-            reason = without_password(str(error))  # FFmpeg names what it was opened with
+            reason = without_secrets(str(error))  # FFmpeg names what it was opened with
             raise Anchor3RError(f"{self.uri} breaks off ({reason}); {self._video.remedy()}") from error
 
     def _time_s(self, index: int, picture: VideoFrame) -> float:

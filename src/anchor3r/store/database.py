@@ -7,19 +7,27 @@ Arrays are little-endian BLOBs; `EDGE` is the record of an edge.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import open_exclusively
 
 DATABASE = "map.sqlite"
 LOCK = "writer.lock"
 FORMAT_VERSION = 2
+_UNFINISHED = ".map.sqlite.unfinished"
+_PARTS = ("", "-wal", "-shm", "-journal")
+"""What SQLite keeps beside a database, by what it adds to the name."""
 _APPLICATION_ID = 0x41335230  # "A3R0", by which `file` and we know the database
 
 EDGE = np.dtype(
@@ -46,6 +54,10 @@ CREATE TABLE refinements (
 CREATE TABLE verdicts (
     name TEXT NOT NULL, event INTEGER NOT NULL, accepted INTEGER NOT NULL, reason TEXT NOT NULL,
     figures TEXT NOT NULL, PRIMARY KEY (name, event)) WITHOUT ROWID;
+"""
+_REASONS = """
+-- why a frame had no pose when it came, where the predictor could tell: a NoPoseReason
+CREATE TABLE IF NOT EXISTS reasons (frame INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
 # Maps of format 1 have one search and one refinement, whose verdicts stand in the loops themselves.
 _OF_FORMAT_1 = {
@@ -90,6 +102,7 @@ CREATE TABLE loops (
     accepted INTEGER NOT NULL, reason TEXT NOT NULL, figures TEXT NOT NULL,
     search INTEGER NOT NULL DEFAULT 0);
 {_REFINEMENTS}
+{_REASONS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
@@ -105,6 +118,8 @@ CREATE TABLE runtime (frame INTEGER PRIMARY KEY, seconds REAL NOT NULL, peak_rss
 """
 
 
+_PAGES_CHECKED_BYTES = 1 << 30
+"""Of maps up to this size all pages are looked at when they are opened, which takes about a second a GB."""
 _VIEWS_OF_FORMAT_1 = (
     "".join(f"CREATE TEMP VIEW {table} AS {query};" for table, query in _OF_FORMAT_1.items())
     + "CREATE TEMP VIEW loops AS SELECT *, 0 AS search FROM main.loops;"
@@ -118,12 +133,40 @@ _UPGRADE = (
 )
 
 
+CHECKED: dict[str, tuple[str, ...]] = {
+    "frames": ("frame", "timestamp_s", "status", "intrinsics", "true_pose", "descriptor"),
+    "poses": (
+        "name", "frame", "known_since", "component", "pose", "covariance", "log_scale", "log_scale_sigma",
+    ),
+    "edge_groups": ("anchor", "kind", "edges", "information", "event"),
+    "points": ("frame", "height", "width", "scale", "camera", "points", "colours", "confidence"),
+    "pictures": ("frame", "jpeg"),
+    "snapshots": ("frame", "name", "part", "dtype", "shape", "data"),
+}  # fmt: skip
+"""Tables whose rows carry a checksum, and of which columns: a disk that has changed a bit is found out."""
+
+
+def row_checksum(*values: Any) -> int:
+    """The checksum of a row: CRC-32 of its values, each with its length; a number counts as a double."""
+    crc = 0
+    for value in values:
+        data = value if isinstance(value, bytes) else _number_or_text(value)
+        crc = zlib.crc32(data, zlib.crc32(len(data).to_bytes(8, "little"), crc))
+    return crc
+
+
+def _number_or_text(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    return b"" if value is None else struct.pack("<d", value)
+
+
 def holds_map(folder: Path) -> bool:
     """Whether a map was begun in the folder; a crash before its first transaction leaves none."""
     path = folder / DATABASE
-    if not path.is_file():
-        return False
     with explained(folder):
+        if not path.is_file():
+            return False
         database = _connect(path, _read_mode(folder))
         application = database.execute("PRAGMA application_id").fetchone()[0]
         num_tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
@@ -133,22 +176,41 @@ def holds_map(folder: Path) -> bool:
     return num_tables > 0
 
 
-def create_database(folder: Path) -> sqlite3.Connection:
-    """Makes the folder if need be and an empty map in it."""
+def create_database(folder: Path, meta: Mapping[str, object]) -> sqlite3.Connection:
+    """Makes the folder if need be and an empty map in it, in place of any that is there.
+
+    meta: what is known of the map from the start (JSON). The map appears at once with all of it: it is made
+    under another name first, so that a crash leaves the folder either without a map or with a whole one.
+    """
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        database = _connect(folder / DATABASE, "rwc")
+        unfinished = folder / _UNFINISHED
+        _remove_all(folder, _UNFINISHED)
+        open_exclusively(unfinished).close()
+        database = _connect(unfinished, "rw")
+        try:
+            _prepare_to_write(database)
+            database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            _add_checksums(database)
+            database.executemany(
+                "INSERT INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in meta.items()]
+            )
+        finally:
+            database.close()
+        # A log that lies there without its database would be taken for the new one's.
+        _remove_all(folder, DATABASE)
+        os.replace(unfinished, folder / DATABASE)
+        database = _connect(folder / DATABASE, "rw")
         _prepare_to_write(database)
-        database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
     return database
 
 
 def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
     """Opens an existing map, to read it or to add to it."""
     path = folder / DATABASE
-    if not path.is_file():
-        raise Anchor3RError(f"{folder} holds no map; check the path, or map a source into it first")
     with explained(folder):
+        if not path.is_file():
+            raise Anchor3RError(f"{folder} holds no map; check the path, or map a source into it first")
         database = _connect(path, "rw" if write else _read_mode(folder))
         application = database.execute("PRAGMA application_id").fetchone()[0]
         version = database.execute("PRAGMA user_version").fetchone()[0]
@@ -156,6 +218,13 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
             _prepare_to_write(database)
         if application == _APPLICATION_ID and version == 1:
             database.executescript(_UPGRADE if write else _VIEWS_OF_FORMAT_1)
+        if application == _APPLICATION_ID:
+            _insist_on_whole(folder, database, num_bytes=path.stat().st_size)
+            if write:
+                database.executescript(_REASONS)  # maps from before there was such a table have none
+                _add_checksums(database)
+        if not write:
+            database.execute("PRAGMA query_only = ON")
     if application != _APPLICATION_ID:
         raise Anchor3RError(
             f"{path} is not a map, or was never begun; check the path, or map a source into it first"
@@ -171,8 +240,39 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
 def remove_database(folder: Path) -> None:
     """Deletes the map, and nothing else that may lie in its folder."""
     with explained(folder):
-        for suffix in ("", "-wal", "-shm"):
-            (folder / f"{DATABASE}{suffix}").unlink(missing_ok=True)
+        _remove_all(folder, DATABASE)
+
+
+def _remove_all(folder: Path, name: str) -> None:
+    for part in _PARTS:
+        (folder / f"{name}{part}").unlink(missing_ok=True)
+
+
+def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int) -> None:
+    """Refuses a map whose tables are not those of a map, or whose pages a disk has damaged."""
+    tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - tables):
+        raise Anchor3RError(
+            f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"
+        )
+    if num_bytes <= _PAGES_CHECKED_BYTES:
+        found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise Anchor3RError(
+                f"{folder}: {DATABASE} is damaged ({found}); restore it from a copy or make the map again"
+            )
+
+
+def has_checksums(database: sqlite3.Connection, table: str) -> bool:
+    """Maps that were begun by an earlier version have none until they are written to."""
+    return any(row[1] == "checksum" for row in database.execute(f"PRAGMA main.table_info({table})"))
+
+
+def _add_checksums(database: sqlite3.Connection) -> None:
+    """Adds the column to tables without it; rows that are there already stay unchecked (NULL)."""
+    for table in CHECKED:
+        if not has_checksums(database, table):
+            database.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
 
 
 def acquire_lock(folder: Path) -> sqlite3.Connection:
@@ -213,7 +313,11 @@ def _meaning(name: str) -> str:
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"{path.resolve().as_uri()}?{mode if '=' in mode else f'mode={mode}'}"
     # Readers use one connection from several threads; SQLite serialises them.
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    database.create_function("row_checksum", -1, row_checksum, deterministic=True)
+    # What a foreign map says is data: it may neither call functions of ours nor change while it is read.
+    database.execute("PRAGMA trusted_schema = OFF")
+    return database
 
 
 def _prepare_to_write(database: sqlite3.Connection) -> None:
@@ -224,7 +328,13 @@ def _prepare_to_write(database: sqlite3.Connection) -> None:
 
 
 def _read_mode(folder: Path) -> str:
-    """Where nothing can be written, not even SQLite's index of its log, a closed map needs neither."""
-    if os.access(folder, os.W_OK) or (folder / f"{DATABASE}-wal").exists():
-        return "ro"
-    return "immutable=1"
+    """How a map is opened to be read.
+
+    Where the folder can be written, SQLite may keep its log in order: what a crash has left is played back,
+    and the last to close takes the log away, without which the map opens on read-only media as well. Where
+    nothing can be written, a closed map needs no log.
+    """
+    log = folder / f"{DATABASE}-wal"
+    if os.access(folder, os.W_OK) and os.access(folder / DATABASE, os.W_OK):
+        return "rw"
+    return "ro" if log.exists() and log.stat().st_size else "immutable=1"

@@ -16,6 +16,7 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
+from anchor3r.limits import LIMITS
 
 _HALF_EPS = float(np.finfo(np.float16).eps)
 COLOUR_QUALITY = 95
@@ -82,6 +83,8 @@ def encode_points(
 def decode_points(encoded: EncodedPoints) -> PointMap:
     """The inverse of `encode_points`, to half precision."""
     shape = (encoded.height, encoded.width)
+    if min(shape) < 1 or encoded.height * encoded.width > LIMITS.pixels or not 0 < encoded.scale < np.inf:
+        raise ValueError(f"a point map of {shape[1]}×{shape[0]} with scale {encoded.scale} cannot be")
     channels = 3 if encoded.camera is None else 1
     points = unpack_halves(encoded.points, (*shape, channels)) * np.float32(encoded.scale)
     if encoded.camera is not None:
@@ -90,7 +93,10 @@ def decode_points(encoded: EncodedPoints) -> PointMap:
         confidence = np.ones(shape, np.float32)
     else:
         confidence = unpack_halves(encoded.confidence, (*shape, 1))[..., 0]
-    return PointMap(points.astype(np.float32), decode_picture(encoded.colours), confidence)
+    colours = decode_picture(encoded.colours)
+    if colours.shape[:2] != shape:
+        raise ValueError(f"a point map of {shape[1]}×{shape[0]} has colours of another size")
+    return PointMap(points.astype(np.float32), colours, confidence)
 
 
 def encode_picture(image: NDArray[np.uint8], quality: int, *, full_chroma: bool = False) -> bytes:
@@ -102,7 +108,10 @@ def encode_picture(image: NDArray[np.uint8], quality: int, *, full_chroma: bool 
 
 def decode_picture(jpeg: bytes) -> NDArray[np.uint8]:
     """JPEG -> (H, W, 3) RGB."""
-    return np.array(Image.open(io.BytesIO(jpeg)))
+    with Image.open(io.BytesIO(jpeg), formats=("JPEG",)) as image:
+        if image.width * image.height > LIMITS.pixels:
+            raise ValueError(f"a picture of {image.width}×{image.height} is too large")
+        return np.array(image.convert("RGB"))
 
 
 def resized(image: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -142,6 +151,15 @@ def pack_halves(values: NDArray[np.float32]) -> bytes:
 
 def unpack_halves(packed: bytes, shape: tuple[int, int, int]) -> NDArray[np.float32]:
     height, width, channels = shape
-    planes = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(2, -1)
+    planes = np.frombuffer(inflated(packed, 2 * height * width * channels), np.uint8).reshape(2, -1)
     halves = np.ascontiguousarray(planes.T).view("<f2").reshape(channels, height, width)
     return np.moveaxis(halves, 0, -1).astype(np.float32)
+
+
+def inflated(packed: bytes, max_bytes: int) -> bytes:
+    """The opposite of `zlib.compress`, for what is known to have no more bytes than that."""
+    inflating = zlib.decompressobj()
+    data = inflating.decompress(packed, max_bytes + 1)
+    if len(data) > max_bytes or not inflating.eof:
+        raise ValueError(f"compressed data does not end after {max_bytes:,} bytes, as it should")
+    return data

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,20 @@ from numpy.typing import NDArray
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
-from anchor3r.pose_graph.edges import MotionGraph
+from anchor3r.io.inputs import decoding, parse_json
+from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 from anchor3r.predictors.confidence import from_old_map
-from anchor3r.predictors.interface import WindowStatus
-from anchor3r.sources import Frame, Source, StatedCamera, open_source
+from anchor3r.predictors.interface import NoPoseReason, WindowStatus
+from anchor3r.sources import Frame, Source, StatedCamera, is_remote, open_source
 from anchor3r.store import rows
-from anchor3r.store.database import explained, open_database
+from anchor3r.store.database import CHECKED, DATABASE, explained, has_checksums, open_database
 from anchor3r.store.keyframe_depths import (
     DENSIFICATION_KEY,
     DEPTH_COLUMNS,
     Densification,
     depth_from_row,
 )
+from anchor3r.store.meta import checked_meta
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
 from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
 from anchor3r.trajectory import FramePose, Trajectory
@@ -72,6 +74,20 @@ class Runtime:
     """NaN where the system does not tell."""
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _decoding(method: Method) -> Method:
+    """A method of `Map` that decodes what the database holds: what cannot be decoded is told as damage."""
+
+    @wraps(method)
+    def explained_method(self: Map, *args: Any, **options: Any) -> Any:
+        with decoding(f"{self.folder}: {DATABASE}", "restore it from a copy or make the map again"):
+            return method(self, *args, **options)
+
+    return cast(Method, explained_method)
+
+
 def load_map(folder: Path | str) -> Map:
     """Opens a map to read it; it may be growing meanwhile."""
     return Map(Path(folder))
@@ -83,6 +99,8 @@ class Map:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._database = open_database(folder)
+        with explained(folder):
+            self._with_checksums = {table for table in CHECKED if has_checksums(self._database, table)}
 
     def __enter__(self) -> Self:
         return self
@@ -95,10 +113,21 @@ class Map:
     def close(self) -> None:
         self._database.close()
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """All calls inside see the map as it is now, although it may grow meanwhile."""
+        with explained(self.folder):
+            self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._database.execute("COMMIT")
+
     @property
+    @_decoding
     def meta(self) -> dict[str, Any]:
         """What made the map: identity (source, predictor, config), store, versions, …"""
-        return {key: json.loads(value) for key, value in self._all("SELECT key, value FROM meta")}
+        return checked_meta(self._all("SELECT key, value FROM meta"), f"{self.folder}: {DATABASE}")
 
     def version(self) -> int:
         """Another number than at the last call if another process has changed the map in between."""
@@ -108,6 +137,7 @@ class Map:
     def num_frames(self) -> int:
         return self._all("SELECT count(*) FROM frames")[0][0]
 
+    @_decoding
     def counts(self) -> Counts:
         """What a summary needs, without reading the frames into memory."""
         lost = self._all(
@@ -120,16 +150,28 @@ class Map:
         )[0]
         return Counts(frames=self.num_frames, with_pose=with_pose, lost=lost, components=components)
 
+    @_decoding
     def frames(self) -> FrameTable:
         """All frames, those without a pose too. A frame that could not be decoded is not among them."""
+        self._insist_on_checksums("frames")
         index, timestamp_s, status = self._columns(
             "SELECT frame, timestamp_s, status FROM frames ORDER BY frame", 3
         )
+        rows.insist_on_frames(index, timestamp_s, status)
         return FrameTable(
             index=np.array(index, np.int64),
             timestamp_s=np.array(timestamp_s, np.float64),
             status=np.array(status, np.str_),
         )
+
+    def no_pose_reasons(self) -> dict[int, NoPoseReason]:
+        """Why frames had no pose when they came, as far as the predictor could tell; later windows may have
+        given them one."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'reasons'"):
+            return {}
+        return {
+            frame: NoPoseReason(reason) for frame, reason in self._all("SELECT frame, reason FROM reasons")
+        }
 
     def lack_of_poses(self) -> str:
         """What to say of a map without any, and why if frames were mapped."""
@@ -138,16 +180,20 @@ class Map:
             return f"{text}."
         return f"{text}: none of its {count} frames could be related to others. Does the camera move?"
 
+    @_decoding
     def trajectory_names(self) -> list[str]:
         """'online', then refinements in the order in which they were made."""
         found = self._all(
             "SELECT p.name, r.id FROM (SELECT DISTINCT name FROM poses) p "
             "LEFT JOIN refinements r USING (name)"
         )
-        return [name for name, made in sorted(found, key=lambda row: (row[0] != ONLINE, row[1] or 0, row[0]))]
+        ordered = sorted(found, key=lambda row: (row[0] != ONLINE, row[1] or 0, row[0]))
+        return [rows.checked_name(name) for name, _ in ordered]
 
+    @_decoding
     def trajectory(self, name: str = ONLINE) -> Trajectory:
         """Poses of one name, with covariances and scales."""
+        self._insist_on_checksums("poses", "name = ?", (name,))
         frame, timestamp_s, pose, covariance, component, log_scale = self._columns(
             "SELECT frame, timestamp_s, pose, covariance, component, log_scale "
             "FROM poses JOIN frames USING (frame) WHERE name = ? ORDER BY frame",
@@ -159,8 +205,10 @@ class Map:
             raise Anchor3RError(
                 f"{self.folder} has no '{name}' poses, only: {known}; 'anchor3r refine' makes more"
             )
-        values = np.frombuffer(b"".join(pose)).reshape(-1, 12)
+        values = rows.pose_values(pose)
         unknown = np.full(36, np.nan).tobytes()
+        rows.insist_on_frames(frame, timestamp_s)
+        rows.insist_on_scales(log_scale)
         return Trajectory(
             frames=np.array(frame, np.int64),
             timestamps_s=np.array(timestamp_s, np.float64),
@@ -171,6 +219,7 @@ class Map:
             covariance=np.frombuffer(b"".join(c or unknown for c in covariance)).reshape(-1, 6, 6),
         )
 
+    @_decoding
     def true_trajectory(self) -> Trajectory | None:
         """Ground truth of those frames whose source had it; None if there is none."""
         frame, timestamp_s, blobs = self._columns(
@@ -178,7 +227,8 @@ class Map:
         )
         if not frame:
             return None
-        values = np.frombuffer(b"".join(blobs)).reshape(-1, 12)
+        values = rows.pose_values(blobs)
+        rows.insist_on_frames(frame, timestamp_s)
         rotation = values[:, :9].reshape(-1, 3, 3)
         return Trajectory(
             frames=np.array(frame, np.int64),
@@ -187,13 +237,11 @@ class Map:
             center=-(rotation.swapaxes(1, 2) @ values[:, 9:, None])[..., 0],
         )
 
+    @_decoding
     def refinements(self) -> list[Refinement]:
         """How each of the refined trajectories was made, in the order in which they were."""
         found = self._all("SELECT name, settings, summary, search FROM refinements ORDER BY id")
-        return [
-            Refinement(name=name, settings=json.loads(settings), summary=json.loads(summary), search=search)
-            for name, settings, summary, search in found
-        ]
+        return [rows.refinement_from_row(row, f"{self.folder}: {DATABASE}") for row in found]
 
     def refinement(self, name: str = OFFLINE) -> Refinement:
         """How the poses of a name were made: every setting, and what came out."""
@@ -203,6 +251,7 @@ class Map:
         known = ", ".join(r.name for r in self.refinements()) or "none"
         raise Anchor3RError(f"{self.folder} has no refinement '{name}', only: {known}; see anchor3r refine")
 
+    @_decoding
     def graph(self, poses: str | None = None, *, rejected_loops: bool = False) -> MotionGraph:
         """All edges of windows and of the loops that the poses of a name rest on; groups as in the map.
 
@@ -216,8 +265,10 @@ class Map:
             "ORDER BY g.id",
             (name, search, rejected_loops),
         )
-        return MotionGraph(rows.edges_from_groups(groups))
+        self._insist_on_checksums("edge_groups")
+        return self._checked_graph(rows.edges_from_groups(groups))
 
+    @_decoding
     def loops(self, poses: str | None = None) -> list[Loop]:
         """Loop events with the verdicts of a refinement; of the best poses there are if none is named.
 
@@ -240,10 +291,13 @@ class Map:
             return name, searches[name]
         return name, self._all("SELECT max(search) FROM loops")[0][0]
 
+    @_decoding
     def search_identity(self, search: int) -> dict[str, Any]:
         """What a search for loops depended on (JSON)."""
-        return json.loads(self._all("SELECT identity FROM searches WHERE search = ?", (search,))[0][0])
+        text = self._all("SELECT identity FROM searches WHERE search = ?", (search,))[0][0]
+        return dict(parse_json(text, f"{self.folder}: {DATABASE}, search {search}"))
 
+    @_decoding
     def search_loops(self, search: int) -> list[Loop]:
         """The loop events of one search as they were measured, or as the user judged them."""
         found = self._all(
@@ -252,6 +306,7 @@ class Map:
         )
         return [rows.loop_from_row(row) for row in found]
 
+    @_decoding
     def search_graph(self, search: int | None) -> tuple[MotionGraph, dict[int, int]]:
         """The edges of all windows and of every loop of a search, and the event of each loop's group."""
         found = self._all(
@@ -259,13 +314,15 @@ class Map:
             "LEFT JOIN loops USING (event) WHERE event IS NULL OR search = ? ORDER BY id",
             (search,),
         )
-        graph = MotionGraph(rows.edges_from_groups([row[:5] for row in found]))
+        self._insist_on_checksums("edge_groups")
+        graph = self._checked_graph(rows.edges_from_groups([row[:5] for row in found]))
         return graph, {row[0]: row[5] for row in found if row[5] is not None}
 
     def keeps_images(self) -> bool:
         """Whether `image` and `frame` can give any picture."""
         return bool(self._all("SELECT EXISTS (SELECT * FROM pictures)")[0][0])
 
+    @_decoding
     def descriptors(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Frames (n,) that have a global descriptor, and those (n, d)."""
         frame, blobs = self._columns(
@@ -274,8 +331,10 @@ class Map:
         values = np.frombuffer(b"".join(blobs), "<f4")
         return np.array(frame, np.int64), values.reshape(len(frame), -1 if frame else 0)
 
+    @_decoding
     def frame(self, index: int) -> Frame:
         """A frame as the map keeps it: its picture, with intrinsics of that size, and its true pose."""
+        self._insist_on_checksums("frames", "frame = ?", (int(index),))
         found = self._of_frame("SELECT timestamp_s, intrinsics, true_pose FROM frames", index)
         if not found:
             raise Anchor3RError(f"{self.folder} has no frame {index}; its frames are in `Map.frames()`")
@@ -289,10 +348,21 @@ class Map:
             camera_from_world=None if true_pose is None else rows.true_pose_from_blob(true_pose),
         )
 
+    def timestamp_s(self, index: int) -> float | None:
+        """When a frame was taken, on the source's clock; None if the map does not have it, or not yet."""
+        found = self._of_frame("SELECT timestamp_s FROM frames", index)
+        return found[0][0] if found else None
+
     @contextmanager
     def original_source(self) -> Iterator[Source | None]:
-        """The source of the map, opened as it was to be mapped; None if it is gone or was live."""
+        """The source of the map, opened as it was to be mapped; None if it is gone or was live.
+
+        Nothing is fetched from a server, nor a camera opened, because a map says so: it may be a stranger's.
+        """
         meta = self.meta
+        if is_remote(meta.get("identity", {}).get("source", "")):
+            yield None
+            return
         identity, count = meta.get("identity", {}), meta.get("num_frames")
         start, stride, stated = identity.get("start", 0), identity.get("stride", 1), identity.get("camera")
         try:
@@ -307,34 +377,45 @@ class Map:
         with source:
             yield source if source.seekable else None
 
+    @_decoding
     def intrinsics(self, index: int) -> Pinhole | None:
         """The camera of a frame's image as it came from the source; None if nobody knew it."""
         found = self._of_frame("SELECT intrinsics FROM frames", index)
         return rows.pinhole_from_json(found[0][0]) if found else None
 
+    @_decoding
     def shows(self, frame: Frame) -> bool:
         """Whether a frame that was read from a source again is the one that was mapped."""
         found = self._of_frame(
             "SELECT timestamp_s, true_pose, jpeg FROM frames LEFT JOIN pictures USING (frame)", frame.index
         )
-        quality = self.meta["store"]["image_quality"]
+        quality = self.meta.get("store", {}).get("image_quality", rows.IMAGE_QUALITY)
         if not found:
             return False
         timestamp_s, true_pose, jpeg = found[0]
         return rows.shows_same(frame, timestamp_s, true_pose, jpeg, quality)
 
+    def jpeg(self, index: int) -> bytes | None:
+        """The picture of a frame as it is kept; None if it is not."""
+        self._insist_on_checksums("pictures", "frame = ?", (int(index),))
+        found = self._of_frame("SELECT jpeg FROM pictures", index)
+        return found[0][0] if found else None
+
+    @_decoding
     def image(self, index: int) -> NDArray[np.uint8]:
         """(h, w, 3) RGB, the picture of a frame as the map keeps it."""
-        found = self._of_frame("SELECT jpeg FROM pictures", index)
-        if not found:
+        jpeg = self.jpeg(index)
+        if jpeg is None:
             raise Anchor3RError(
                 f"{self.folder} keeps no image of frame {index}; it was made with --no-keep-images, "
                 "or has no such frame"
             )
-        return decode_picture(found[0][0])
+        return decode_picture(jpeg)
 
+    @_decoding
     def points(self, index: int) -> PointMap | None:
         """The point map of a frame in its own camera and scale; None if it has none."""
+        self._insist_on_checksums("points", "frame = ?", (int(index),))
         found = self._of_frame(
             "SELECT height, width, scale, camera, points, colours, confidence FROM points", index
         )
@@ -365,10 +446,13 @@ class Map:
             if point_map is not None:
                 yield trajectory.pose(k), point_map
 
+    @_decoding
     def densification(self) -> Densification | None:
         """How the depths of keyframes were measured; None if the map has none."""
         found = self._all("SELECT value FROM meta WHERE key = ?", (DENSIFICATION_KEY,))
-        return Densification(**json.loads(found[0][0])) if found else None
+        if not found:
+            return None
+        return Densification(**parse_json(found[0][0], f"{self.folder}: {DATABASE}, {DENSIFICATION_KEY}"))
 
     def keyframe_depth_frames(self) -> NDArray[np.int64]:
         """(n,) frames that have a measured depth, ascending."""
@@ -377,6 +461,7 @@ class Map:
         found = self._all("SELECT frame FROM keyframe_depths ORDER BY frame")
         return np.array([row[0] for row in found], np.int64)
 
+    @_decoding
     def keyframe_depth(self, index: int) -> KeyframeDepth:
         """The measured depth of a keyframe, in the scale of the poses that it was measured with."""
         found = self._of_frame(f"SELECT {DEPTH_COLUMNS} FROM keyframe_depths", index)
@@ -394,6 +479,7 @@ class Map:
             if wanted is None or frame in wanted:
                 yield self.keyframe_depth(frame)
 
+    @_decoding
     def runtime(self) -> Runtime:
         """Time and memory of the mapping run(s)."""
         frame, seconds, rss = self._columns(
@@ -404,6 +490,26 @@ class Map:
             seconds=np.array(seconds, np.float64),
             peak_rss_bytes=np.array(rss, np.float64),
         )
+
+    def _insist_on_checksums(self, table: str, where: str = "TRUE", parameters: tuple[Any, ...] = ()) -> None:
+        """Refuses rows that are not as they were written."""
+        if table not in self._with_checksums:
+            return
+        columns = ", ".join(CHECKED[table])
+        query = (
+            f"SELECT {CHECKED[table][0]} FROM {table} WHERE {where} AND checksum <> row_checksum({columns})"
+        )
+        found = self._all(f"{query} LIMIT 1", parameters)
+        if found:
+            raise Anchor3RError(
+                f"{self.folder}: {DATABASE} is damaged (checksum of {table}, {CHECKED[table][0]} "
+                f"{found[0][0]}); restore it from a copy or make the map again"
+            )
+
+    def _checked_graph(self, edges: Edges) -> MotionGraph:
+        if len(edges):
+            check_edges(edges, str(self.folder))
+        return MotionGraph(edges)
 
     def _of_frame(self, query: str, index: int) -> list[Any]:
         return self._all(f"{query} WHERE frame = ?", (int(index),))  # SQLite knows no numpy integers

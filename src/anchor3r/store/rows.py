@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +15,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import SE3, Pinhole
+from anchor3r.io.inputs import parse_json
+from anchor3r.limits import LIMITS
 from anchor3r.pose_graph.edges import Edges
-from anchor3r.predictors.interface import WindowPrediction
+from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources.frame import Frame
-from anchor3r.store.database import EDGE
-from anchor3r.store.pointmaps import decode_picture, encode_picture, encode_points, resized
+from anchor3r.store.database import CHECKED, EDGE, row_checksum
+from anchor3r.store.pointmaps import (
+    EncodedPoints,
+    decode_picture,
+    encode_picture,
+    encode_points,
+    inflated,
+    resized,
+)
 from anchor3r.trajectory import FramePose
 
 ONLINE = "online"
@@ -31,6 +41,11 @@ POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
 _PART_BYTES = 64 << 20
+IMAGE_QUALITY = 90
+"""JPEG quality of kept images, unless a map says another."""
+_ROTATION_TOLERANCE = 1e-3  # of RᵀR - 1; ours are exact, those of a damaged disk are not
+_LARGEST_LENGTH = 1e30  # that can still be squared in single precision
+_LARGEST_LOG_SCALE = 50.0
 
 # By which columns a row is found again, and in which a replay must agree (with the type of a BLOB's entries).
 _KEYS = {"frames": ("frame",), "poses": ("name", "frame"), "edge_groups": ("anchor", "kind")}
@@ -165,9 +180,13 @@ class TableRow:
     values: Mapping[str, Any]
 
     def insert(self, database: sqlite3.Connection) -> None:
-        marks = ", ".join("?" * len(self.values))
-        statement = f"INSERT INTO {self.table} ({', '.join(self.values)}) VALUES ({marks})"
-        database.execute(statement, tuple(self.values.values()))
+        """Writes it, with a checksum where the table has them."""
+        values = dict(self.values)
+        if self.table in CHECKED:
+            values["checksum"] = row_checksum(*(values.get(column) for column in CHECKED[self.table]))
+        marks = ", ".join("?" * len(values))
+        statement = f"INSERT INTO {self.table} ({', '.join(values)}) VALUES ({marks})"
+        database.execute(statement, tuple(values.values()))
 
     def difference(self, database: sqlite3.Connection) -> float:
         """How far this row is from its like in the database: 0 if equal, ∞ if there is none to compare."""
@@ -227,7 +246,8 @@ def decisive(
 def bulk(
     frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int
 ) -> Iterator[TableRow]:
-    """A frame's point map and its picture, the longer side at most `image_side`; none if that is 0."""
+    """Point maps of a frame and of those that waited for it, why it has no pose, and its picture, the longer
+    side at most `image_side`; none if that is 0."""
     if prediction.points_in_anchor is not None:
         encoded = encode_points(
             prediction.points_in_anchor,
@@ -235,14 +255,23 @@ def bulk(
             frame.image,
             prediction.intrinsics or frame.intrinsics,
         )
-        camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
-        yield TableRow("points", {"frame": frame.index, **vars(encoded), "camera": camera})
+        yield _points_row(frame.index, encoded)
+    if prediction.reason is not None:
+        yield TableRow("reasons", {"frame": frame.index, "reason": prediction.reason.value})
+    for late in prediction.member_points:
+        encoded = encode_points(late.points_in_member, late.confidence, late.colours, late.intrinsics)
+        yield _points_row(late.frame, encoded)
     if image_side:
         height, width = frame.image.shape[:2]
         shrink = min(1.0, image_side / max(height, width))
         size = max(1, round(width * shrink)), max(1, round(height * shrink))
         jpeg = encode_picture(resized(frame.image, *size), image_quality)
         yield TableRow("pictures", {"frame": frame.index, "jpeg": jpeg})
+
+
+def _points_row(frame: int, encoded: EncodedPoints) -> TableRow:
+    camera = None if encoded.camera is None else json.dumps(astuple(encoded.camera))
+    return TableRow("points", {"frame": frame, **vars(encoded), "camera": camera})
 
 
 def shows_same(
@@ -268,10 +297,77 @@ def pose_row(name: str, pose: FramePose, *, known_since: int) -> TableRow:
     })  # fmt: skip
 
 
+def pose_values(blobs: Sequence[bytes]) -> NDArray[np.float64]:
+    """(n, 12) rotation and centre or translation, of poses that can be computed with."""
+    values = np.frombuffer(b"".join(blobs)).reshape(len(blobs), 12)
+    rotation = values[:, :9].reshape(-1, 3, 3)
+    with np.errstate(all="ignore"):
+        skew = np.abs(rotation @ rotation.swapaxes(1, 2) - np.eye(3)).max(initial=0)
+        good = skew <= _ROTATION_TOLERANCE and np.all(np.abs(values[:, 9:]) <= _LARGEST_LENGTH)
+    if not good:
+        raise ValueError("a pose is no rigid motion")
+    return values
+
+
+def insist_on_frames(
+    index: Sequence[Any], timestamp_s: Sequence[Any], status: Sequence[Any] | None = None
+) -> None:
+    """Refuses frames that no source has."""
+    if not all(isinstance(frame, int) and 0 <= frame <= LIMITS.frames for frame in index):
+        raise ValueError("a frame has no index that a source could have given it")
+    if not all(isinstance(time_s, float) and math.isfinite(time_s) for time_s in timestamp_s):
+        raise ValueError("a frame has no time")
+    if not set(status or ()) <= {known.value for known in WindowStatus}:
+        raise ValueError("a frame has a status that is not known")
+
+
+def insist_on_scales(log_scale: Sequence[Any]) -> None:
+    """Refuses scales whose exponential could not be computed with."""
+    if not all(isinstance(value, float) and abs(value) <= _LARGEST_LOG_SCALE for value in log_scale):
+        raise ValueError("a pose has no scale")
+
+
+def checked_name(name: Any) -> str:
+    """The name of poses, if it can be one."""
+    if (
+        not isinstance(name, str)
+        or not name
+        or len(name.encode()) > LIMITS.name_bytes
+        or not name.isprintable()
+    ):
+        raise ValueError("poses have a name that cannot be one")
+    return name
+
+
+def refinement_from_row(row: Sequence[Any], where: str) -> Refinement:
+    """From the values of the columns name, settings, summary and search."""
+    name, settings, summary, search = row
+    return Refinement(
+        name=checked_name(name),
+        settings=_json_object(settings, f"{where}, refinement {name!r}"),
+        summary=_json_object(summary, f"{where}, refinement {name!r}"),
+        search=None if search is None else _whole(search),
+    )
+
+
+def _json_object(text: Any, where: str) -> dict[str, Any]:
+    content = parse_json(text, where)
+    if not isinstance(content, dict):
+        raise TypeError(f"{where} holds no JSON object")
+    return content
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{str(value)[:40]!r} stands where a whole number belongs")
+    return value
+
+
 def pose_from_row(row: Sequence[Any]) -> FramePose:
     """From the values of POSE_COLUMNS."""
     frame, pose, covariance, component, log_scale, log_scale_sigma = row
-    values = np.frombuffer(pose)
+    values = pose_values([pose])[0]
+    insist_on_scales([log_scale])
     return FramePose(
         frame=frame,
         rotation=values[:9].reshape(3, 3),
@@ -289,12 +385,20 @@ def _true_pose_blob(frame: Frame) -> bytes | None:
 
 
 def true_pose_from_blob(blob: bytes) -> SE3:
-    values = np.frombuffer(blob)
+    values = pose_values([blob])[0]
     return SE3(values[:9].reshape(3, 3), values[9:])
 
 
 def pinhole_from_json(text: str | None) -> Pinhole | None:
-    return None if text is None else Pinhole(*json.loads(text))
+    """A camera as the map keeps it: six numbers in the order of `Pinhole`, or none."""
+    if text is None:
+        return None
+    fx, fy, cx, cy, width, height = (float(value) for value in json.loads(text))
+    size = int(width), int(height)
+    sane = min(fx, fy) > 0 and max(abs(v) for v in (fx, fy, cx, cy)) <= _LARGEST_LENGTH
+    if not (sane and size == (width, height) and min(size) >= 1 and max(size) <= LIMITS.image_side):
+        raise ValueError("a camera is none that could take a picture")
+    return Pinhole(fx, fy, cx, cy, *size)
 
 
 def group_row(edges: Edges, *, event: int | None = None) -> TableRow:
@@ -345,9 +449,11 @@ def verdict(loop: Loop) -> dict[str, Any]:
 
 def loop_from_row(row: Sequence[Any]) -> Loop:
     """From the values of the columns event, query, match, reason and figures."""
-    event, query, match, reason, figures = row
+    event, query, match = (_whole(value) for value in row[:3])
+    reason, figures = row[3], _json_object(row[4], f"loop event {event}")
     state = _STATE_OF_TEXT.get(reason) or LoopState(reason)
-    return Loop(event=event, query=query, match=match, state=state, figures=json.loads(figures))
+    numbers = {str(name): float(value) for name, value in figures.items()}
+    return Loop(event=event, query=query, match=match, state=state, figures=numbers)
 
 
 def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[TableRow]:
@@ -368,7 +474,7 @@ def state_from_snapshot(parts: Iterable[tuple[str, str, str, bytes]]) -> dict[st
     data: dict[str, bytearray] = {}
     kinds: dict[str, tuple[str, list[int]]] = {}
     for name, dtype, shape, part in parts:
-        data.setdefault(name, bytearray()).extend(zlib.decompress(part))
+        data.setdefault(name, bytearray()).extend(inflated(part, _PART_BYTES))
         kinds[name] = dtype, json.loads(shape)
     return {name: np.frombuffer(data[name], dtype).reshape(shape) for name, (dtype, shape) in kinds.items()}
 

@@ -6,6 +6,7 @@ import json
 import logging
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,12 +19,15 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
 from anchor3r.store import rows
 from anchor3r.store.database import (
+    CHECKED,
+    DATABASE,
     KEYFRAME_DEPTHS,
     LOCK,
     acquire_lock,
@@ -34,10 +38,13 @@ from anchor3r.store.database import (
     remove_database,
 )
 from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
+from anchor3r.store.meta import checked_meta
 from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
+_LEAST_WATCH_S = 0.05
+"""Between looks at whether something waits to be committed."""
 logger = logging.getLogger("anchor3r")
 
 
@@ -49,10 +56,11 @@ class StoreConfig:
     """Keep a JPEG of every frame, so that loops can be closed when the camera is gone."""
     image_side: int = 640
     """Longer side in pixels that kept images are reduced to."""
-    image_quality: int = 90
+    image_quality: int = rows.IMAGE_QUALITY
     """JPEG quality of kept images."""
     commit_interval_s: float = 0.5
-    """A frame is on the disk at the latest with the first frame that comes this much later,"""
+    """A frame is on the disk at the latest after one and a half times this long, whether another one comes or
+    not,"""
     commit_frames: int = 64
     """or after this many frames."""
     snapshot_frames: int = 200
@@ -86,6 +94,11 @@ class MapWriter:
         """The highest frame in the map; -1 if there is none."""
         self.replay_is_exact = True
         """Whether all frames that were recorded again after `resume` came out bit for bit."""
+        self._busy = threading.RLock()
+        """Held while the database is changed: `_watch` commits from a thread of its own."""
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._failure: Anchor3RError | None = None
         self._uncommitted = self._since_snapshot = 0
         self._committed_at = self._recorded_at = time.monotonic()
         self._snapshot_not_before = 0.0
@@ -106,13 +119,9 @@ class MapWriter:
                 f"{folder} already holds a map; go on with --resume or replace it with --overwrite"
             )
         lock = acquire_lock(folder)
-        if exists:
-            remove_database(folder)
-        writer = MapWriter(folder, lock, create_database(folder), config)
-        writer.write_meta(
-            identity=identity or {}, store=asdict(writer.config), **{CONFIDENCE_KEY: CONFIDENCE_MEANS}
-        )
-        return writer
+        config = config or StoreConfig()
+        known = {"identity": identity or {}, "store": asdict(config), CONFIDENCE_KEY: CONFIDENCE_MEANS}
+        return MapWriter(folder, lock, create_database(folder, known), config)
 
     @staticmethod
     def resume(
@@ -132,7 +141,9 @@ class MapWriter:
                 f"{folder} was begun by an earlier anchor3r, whose points had confidences of another kind; "
                 "it can be read and refined, but new frames need a map of their own: choose another folder"
             )
-        made_from = json.loads(writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}"))
+        with decoding(f"{folder}: {DATABASE}", "make the map again"):
+            text = writer._value("SELECT value FROM meta WHERE key = 'identity'", default="{}")
+            made_from = checked_meta([("identity", text)], f"{folder}: {DATABASE}")["identity"]
         for key, value in json.loads(json.dumps(identity or {})).items():
             if made_from.get(key) != value:
                 writer.close()
@@ -163,6 +174,7 @@ class MapWriter:
 
     def close(self) -> None:
         """Commits what was recorded and lets others write."""
+        self._stop_watching()
         try:
             self.commit()
         finally:
@@ -171,6 +183,7 @@ class MapWriter:
 
     def discard(self) -> None:
         """Takes a map away that holds nothing yet, and its folder unless something else lies there."""
+        self._stop_watching()
         self._database.close()
         remove_database(self.folder)
         self._lock.close()
@@ -192,15 +205,16 @@ class MapWriter:
         config = self.config
         image_side = config.image_side if config.keep_images else 0
         bulk = list(rows.bulk(frame, prediction, image_side, config.image_quality))
-        with explained(self.folder), self._whole_frame():
-            for row in [*decisive, *bulk, self._runtime(frame.index)]:
-                row.insert(self._database)
-        self.last_frame = frame.index
-        self._uncommitted += 1
-        self._since_snapshot += 1
-        overdue = time.monotonic() - self._committed_at >= config.commit_interval_s
-        if overdue or self._uncommitted >= config.commit_frames:
-            self.commit()
+        with self._busy:
+            with explained(self.folder), self._whole_frame():
+                for row in [*decisive, *bulk, self._runtime(frame.index)]:
+                    row.insert(self._database)
+            self.last_frame = frame.index
+            self._uncommitted += 1
+            self._since_snapshot += 1
+            if self._is_overdue() or self._uncommitted >= config.commit_frames:
+                self.commit()
+        self._start_watching()
 
     def insist_on_same(self, frame: Frame) -> None:
         """Refuses a source whose `frame` is not the one of that index in the map."""
@@ -217,10 +231,37 @@ class MapWriter:
 
     def commit(self) -> None:
         """Makes everything recorded so far durable."""
-        with explained(self.folder):
+        with self._busy, explained(self.folder):
+            if self._failure is not None:  # frames that were recorded are gone: nothing may follow them
+                raise self._failure
             if self._database.in_transaction:
                 self._database.execute("COMMIT")
-        self._uncommitted, self._committed_at = 0, time.monotonic()
+            self._uncommitted, self._committed_at = 0, time.monotonic()
+
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._committed_at >= self.config.commit_interval_s
+
+    def _start_watching(self) -> None:
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="map commits", daemon=True)
+            self._watcher.start()
+
+    def _stop_watching(self) -> None:
+        self._closing.set()
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        """Commits frames that have waited long enough although none came after them, as a source stalls."""
+        while not self._closing.wait(max(self.config.commit_interval_s / 2, _LEAST_WATCH_S)):
+            with self._busy:
+                if not self._uncommitted or not self._is_overdue():
+                    continue
+                try:
+                    self.commit()
+                except Anchor3RError as error:
+                    self._failure = error
+                    return
 
     @property
     def snapshot_due(self) -> bool:
@@ -233,7 +274,7 @@ class MapWriter:
     def save_snapshot(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Keeps the mapper's state right after the last recorded frame, instead of any earlier one."""
         started = time.monotonic()
-        with explained(self.folder):
+        with self._busy, explained(self.folder):
             self._begin()
             self._database.execute("DELETE FROM snapshots")
             for row in rows.snapshot(self.last_frame, state):
@@ -244,11 +285,19 @@ class MapWriter:
 
     def load_snapshot(self) -> tuple[int, dict[str, NDArray[Any]]] | None:
         """The frame and the state of `save_snapshot`; None if there is none."""
+        columns = ", ".join(CHECKED["snapshots"])
         with explained(self.folder):
             found = self._database.execute(
-                "SELECT frame, name, dtype, shape, data FROM snapshots ORDER BY name, part"
+                f"SELECT frame, name, dtype, shape, data, ifnull(checksum = row_checksum({columns}), 1) "
+                "FROM snapshots ORDER BY name, part"
             ).fetchall()
-        return (found[0][0], rows.state_from_snapshot([r[1:] for r in found])) if found else None
+        if not found:
+            return None
+        remedy = "make the map again"
+        with decoding(f"{self.folder}: the state from which the map is resumed", remedy):
+            if not all(row[5] for row in found):
+                raise ValueError("checksum")
+            return int(found[0][0]), rows.state_from_snapshot([row[1:5] for row in found])
 
     def pose(self, frame: int, *, before: int) -> FramePose | None:
         """A frame's online pose, if an anchor earlier than `before` gave it one."""
@@ -423,16 +472,17 @@ class MapWriter:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """One change, all of it or nothing, durable at once; what was recorded before is committed first."""
-        self.commit()
-        with explained(self.folder):
-            self._begin()
-            try:
-                yield
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
-        self.commit()
+        with self._busy:
+            self.commit()
+            with explained(self.folder):
+                self._begin()
+                try:
+                    yield
+                except BaseException:
+                    if self._database.in_transaction:
+                        self._database.execute("ROLLBACK")
+                    raise
+            self.commit()
 
     def _compare(self, frame: int, recomputed: Iterable[TableRow]) -> None:
         for row in recomputed:

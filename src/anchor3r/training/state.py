@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding
+from anchor3r.model.checkpoints import load_pickle
 from anchor3r.training.distributed import Processes
 
 _DDP_PREFIX = "module."
@@ -52,10 +53,27 @@ def load_state(
     path: Path, model: nn.Module, optimiser: torch.optim.Optimizer, group: Processes
 ) -> TrainingState:
     """Puts a saved state back into model and optimiser, whatever number of processes wrote it."""
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, UnpicklingError, EOFError, OSError) as error:
-        raise Anchor3RError(f"{path}: not a readable training state ({error}); start the run anew") from error
+    content = load_pickle(path)
+    if not isinstance(content, dict) or missing_in(content):
+        raise Anchor3RError(f"{path}: not a training state of this program; start the run anew")
+    with decoding(str(path), "it is not of this recipe; start the run anew"):
+        return _restored(content, model, optimiser)
+
+
+def missing_in(content: dict[str, Any]) -> list[str]:
+    """Parts of a training state that a file does not have, or not as they should be."""
+    kinds = {
+        "weights": dict,
+        "optimiser": dict,
+        "ema": dict,
+        "step": int,
+        "skipped": int,
+        "best_score": float,
+    }
+    return [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
+
+
+def _restored(content: dict[str, Any], model: nn.Module, optimiser: torch.optim.Optimizer) -> TrainingState:
     options = StateDictOptions(full_state_dict=True)
     set_state_dict(
         model,

@@ -20,6 +20,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.framing import oblique_axes, top_axes, upward
 from anchor3r.store.database import holds_map
 from anchor3r.viewer.contents import MapContents
+from anchor3r.viewer.guard import guarded
 from anchor3r.viewer.panel import Panel
 from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene
 from anchor3r.viewer.settings import ViewSettings
@@ -265,7 +266,8 @@ def start_server(host: str, port: int, label: str) -> viser.ViserServer:
     port = free_port(host, port)
     # A browser that leaves while it connects is no error, which would be told with a traceback.
     logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
-    server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
+    with guarded(host):
+        server = viser.ViserServer(host=host, port=port, label=label, verbose=False)
     server.gui.configure_theme(dark_mode=True, show_logo=False, show_share_button=False)
     server.scene.world_axes.visible = False
     return server

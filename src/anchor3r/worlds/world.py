@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
+from anchor3r.limits import LIMITS
 from anchor3r.worlds.render.renderer import Rendered, Sensor, render, render_linear
 from anchor3r.worlds.scenes.fields import field_scene
 from anchor3r.worlds.scenes.paths import SPACING_M, StreetGrid, drive, grid_route, handheld, orbit, wave
@@ -28,6 +29,8 @@ MOTIONS: dict[Kind, tuple[Motion, ...]] = {
 }
 """The motions that each kind of world has."""
 Rng = np.random.Generator
+_MOST = {"noise": 255.0, "blur": 0.25, "vignetting": 1.0, "brightness": 1.0, "exposure_drift": 5.0}
+"""Largest values of what a sensor does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,18 @@ class WorldConfig:
             raise Anchor3RError(
                 f"no world of kind '{self.kind}' with motion '{self.motion}'; choose from {options}"
             )
-        if self.seed < 0:
-            raise Anchor3RError(f"world seed is {self.seed}; give a number >= 0")
+        for name, seed in (("world seed", self.seed), ("texture bank", self.texture_bank)):
+            if not 0 <= seed <= LIMITS.seed:
+                raise Anchor3RError(f"{name} is {seed}; give a number from 0 to {LIMITS.seed}")
+        pixels = self.width * self.height
+        if self.frames > LIMITS.world_frames or pixels > LIMITS.world_pixels:
+            raise Anchor3RError(
+                f"a world of {self.frames} frames of {self.width}×{self.height} pixels is too large; give at "
+                f"most {LIMITS.world_frames:,} frames of {LIMITS.world_pixels:,} pixels"
+            )
+        for name, most in _MOST.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise Anchor3RError(f"{name} is {getattr(self, name)}; give 0 to {most}")
         if self.frames < 1 or self.width < 8 or self.height < 8:
             raise Anchor3RError(
                 f"a world of {self.frames} frames of {self.width}×{self.height} pixels is too small; "
@@ -90,6 +103,8 @@ def sample_config(seed: int, **overrides: object) -> WorldConfig:
     Overrides replace single fields and leave the draws of the others as they are; a motion without a kind
     chooses among the kinds that have it, and the other way round.
     """
+    if not 0 <= seed <= LIMITS.seed:
+        raise Anchor3RError(f"world seed is {seed}; give a number from 0 to {LIMITS.seed}")
     rng = np.random.default_rng([seed, 7])
     pairs = [(kind, motion) for kind, motions in MOTIONS.items() for motion in motions]
     chances = np.array([0.3, 0.15, 0.2, 0.1, 0.15, 0.1])

@@ -1,4 +1,4 @@
-"""Calibration files of data sets: the numbers in them, and images without lens distortion."""
+"""The numbers in calibration files of data sets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.evaluation.benchmarks.benchmark import Rectify
-from anchor3r.geometry import SE3, Pinhole
+from anchor3r.geometry import SE3
 from anchor3r.io.tables import rigid_motions
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -53,20 +52,3 @@ def _value_of(lines: list[str], key: str) -> list[str]:
 def yaml_motion(path: Path, *keys: str) -> SE3:
     """The rigid motion of a 4×4 matrix in a YAML file."""
     return rigid_motions(yaml_numbers(path, *keys, count=16).reshape(1, 4, 4)[:, :3], path)[0]
-
-
-def rectification(camera: Pinhole, distortion: NDArray[np.float64], *, fisheye: bool) -> Rectify:
-    """Turns images of a distorted camera into those of the ideal `camera`.
-
-    distortion: k1, k2, p1, p2 of a lens, or k1 … k4 of an equidistant fisheye.
-    """
-    import cv2
-
-    matrix, size = camera.matrix(), (camera.width, camera.height)
-    undistort = cv2.fisheye.initUndistortRectifyMap if fisheye else cv2.initUndistortRectifyMap
-    rows_columns = undistort(matrix, distortion, np.eye(3), matrix, size, cv2.CV_16SC2)
-
-    def rectify(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return np.asarray(cv2.remap(image, *rows_columns, cv2.INTER_LINEAR), np.uint8)
-
-    return rectify

@@ -6,6 +6,7 @@ raw/cam0) and processed/trajectory/gt-tum.txt.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,10 @@ from anchor3r.evaluation.benchmarks.benchmark import (
     images_in,
     poses_at,
 )
-from anchor3r.evaluation.benchmarks.calibration import rectification, yaml_motion, yaml_numbers
+from anchor3r.evaluation.benchmarks.calibration import yaml_motion, yaml_numbers
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.sources import Source
+from anchor3r.sources.undistortion import undistorted
 
 MAX_TIME_DIFFERENCE_S = 0.025
 """Between an image and a pose, as in the data set's own tools."""
@@ -64,7 +66,7 @@ class OxfordSpires(Benchmark):
                 max_difference_s=MAX_TIME_DIFFERENCE_S,
             ),
             cameras=[camera] * len(images),
-            rectify=rectification(camera, distortion, fisheye=True),
+            rectify=partial(undistorted, camera=camera, distortion=tuple(distortion), fisheye=True),
         )
 
 

@@ -6,6 +6,7 @@ ROOT/campus/campus_train0 has campus_train0_gt.txt and vbr_calib.yaml. Beside it
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from anchor3r.evaluation.benchmarks.benchmark import (
     images_in,
     poses_at,
 )
-from anchor3r.evaluation.benchmarks.calibration import rectification, yaml_motion, yaml_numbers
+from anchor3r.evaluation.benchmarks.calibration import yaml_motion, yaml_numbers
 from anchor3r.geometry import Pinhole
 from anchor3r.io.tables import read_fields
 from anchor3r.sources import Source
+from anchor3r.sources.undistortion import undistorted
 from anchor3r.trajectory import nearest_in_time
 
 MAX_TIME_DIFFERENCE_S = 0.01
@@ -101,4 +103,4 @@ def _left_camera(calibration: Path) -> tuple[Pinhole, Rectify]:
     width, height = yaml_numbers(calibration, "cam_l", "resolution", count=2)
     camera = Pinhole(fx, fy, cx, cy, int(width), int(height))
     distortion = yaml_numbers(calibration, "cam_l", "distortion_coeffs", count=4)
-    return camera, rectification(camera, distortion, fisheye=False)
+    return camera, partial(undistorted, camera=camera, distortion=tuple(distortion))

@@ -58,11 +58,24 @@ def grid_size(height: int, width: int) -> tuple[int, int]:
     return max(1, round(height / cell)), max(1, round(width / cell))
 
 
+def on_grid(image: Image) -> Image:
+    """An image (H, W) or (H, W, c) reduced to a pixel a cell of its point map."""
+    rows, columns = grid_size(*image.shape[:2])
+    return np.asarray(cv2.resize(image, (columns, rows), interpolation=cv2.INTER_AREA), np.uint8)
+
+
 def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Array) -> DensePoints:
     """A point map from pixels (n, 2) of known depth (n,), except around those that move (k, 2)."""
-    rows, columns = grid_size(*grey.shape)
-    guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA).astype(np.float64)
-    cell_from_pixel = np.array([columns / grey.shape[1], rows / grey.shape[0]])
+    return densified_on_grid(on_grid(grey), grey.shape, camera, pixel, depth, moving)
+
+
+def densified_on_grid(
+    small: Image, shape: tuple[int, ...], camera: Array, pixel: Array, depth: Array, moving: Array
+) -> DensePoints:
+    """The same of an image of which only its shape and `on_grid` are kept."""
+    guide = small.astype(np.float64)
+    rows, columns = small.shape
+    cell_from_pixel = np.array([columns / shape[1], rows / shape[0]])
     # Pixels have their centre at whole numbers, cells too.
     known, contradicted = ((at + 0.5) * cell_from_pixel - 0.5 for at in (pixel, moving))
     inverse, sigma = _local_planes(guide, known, 1 / depth, contradicted)

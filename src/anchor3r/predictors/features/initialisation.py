@@ -75,7 +75,7 @@ def initialise(odometry: Odometry, index: int, grey: Image) -> Odometry | Turned
         started = _best(odometry, candidates, can_wait=can_wait)
     if started is not None or can_wait:
         return started
-    if turned is not None and turned.rotations.is_explained:
+    if turned is not None and turned.rotations.is_plausible:
         _begin_anew(odometry, turned, grey)
         return turned
     if len(m) > c.start_frames:
@@ -93,7 +93,10 @@ def _turned(odometry: Odometry, rows: NDArray[np.int64]) -> Turned:
     half_fov_deg = math.degrees(math.atan(odometry.grey.shape[1] / 2 / found.camera[0]))
     if not min(c.tried_fov_deg) / 1.5 < 2 * half_fov_deg < max(c.tried_fov_deg) * 1.2:
         # A wall that is passed sideways looks like a turn seen from very far away.
-        found = replace(found, is_explained=not odometry.is_searching and found.is_explained)
+        known = not odometry.is_searching
+        found = replace(
+            found, is_explained=known and found.is_explained, is_plausible=known and found.is_plausible
+        )
     return Turned(m.frames[rows], found)
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, Pinhole, nearest_rotation
 from anchor3r.predictors.features import tracking
@@ -23,6 +24,28 @@ _NUM_NEIGHBOURS = 5
 
 
 @dataclass
+class Waiting:
+    """What is kept of the images of frames that wait for the map to be initialised, to give them points."""
+
+    frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """(k,)"""
+    grey: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0), np.uint8))
+    """(k, h, w) the working images on the grid of a point map"""
+    colours: NDArray[np.uint8] = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))
+    """(k, h, w, 3) RGB on the same grid"""
+
+    def add(self, frame: int, grey: NDArray[np.uint8], colours: NDArray[np.uint8]) -> None:
+        self.frames = np.append(self.frames, frame)
+        self.grey = np.concatenate([self.grey.reshape(-1, *grey.shape), grey[None]])
+        self.colours = np.concatenate([self.colours.reshape(-1, *colours.shape), colours[None]])
+
+    def keep(self, frames: NDArray[np.int64]) -> None:
+        """Forgets all others."""
+        kept = np.isin(self.frames, frames)
+        self.frames, self.grey, self.colours = self.frames[kept], self.grey[kept], self.colours[kept]
+
+
+@dataclass
 class Odometry:
     """The streaming state: a local map, the last frame's place in it, and what is known of the camera."""
 
@@ -30,8 +53,14 @@ class Odometry:
     map: LocalMap = field(default_factory=LocalMap)
     running: bool = False
     """whether the map is initialised; until then its keyframes are frames waiting for a pose"""
+    waiting: Waiting = field(default_factory=Waiting)
+    """the images of those frames; none once it is"""
     first_log_focal: float | None = None
     """log of the focal length that the first map was initialised with; None before that"""
+    earlier_focal_px: float | None = None
+    """in pixels of the source's images, as an earlier pass over the stream has found it; None without one"""
+    earlier_focal_sigma: float = 0.0
+    """relative spread of it"""
     is_turning: bool = False
     """whether the first of the waiting frames ends a turn on the spot, and has a pose"""
     misses: int = 0
@@ -54,12 +83,22 @@ class Odometry:
     """whether the source or the user knew the camera"""
 
     def calibrate_from(self, frame: Frame, grey: Image) -> None:
-        """Takes the camera of the first frame as stated, or assumes one, until adjustments tell more."""
+        """Takes the camera of the first frame as stated, or as an earlier pass found it, or assumes one.
+
+        Adjustments tell more later.
+        """
         c, width, intrinsics = self.config, grey.shape[1], frame.intrinsics
-        self.source_width_px = frame.image.shape[1]
-        self.camera = assumed_camera(c, intrinsics, grey)
+        height_px, self.source_width_px = frame.image.shape[:2]
         self.is_stated = intrinsics is not None
         if self.is_stated:
+            self.earlier_focal_px = None
+        if self.earlier_focal_px is not None:
+            half_fov_rad = math.atan(self.source_width_px / 2 / self.earlier_focal_px)
+            intrinsics = Pinhole.from_fov(math.degrees(2 * half_fov_rad), self.source_width_px, height_px)
+        self.camera = assumed_camera(c, intrinsics, grey)
+        if self.earlier_focal_px is not None:
+            self.first_log_focal = math.log(self.camera[0])
+        if intrinsics is not None:
             center = c.center_sigma * width
             sigma = np.array([c.focal_sigma, center, center, c.radial_sigma, c.radial_sigma])
             self.calibration = Calibration.known(self.camera, sigma)
@@ -82,7 +121,10 @@ class Odometry:
         if self.is_stated or self.first_log_focal is None:
             return math.hypot(own, self.config.focal_bias)
         moved = log_focal - self.first_log_focal
-        return math.hypot(self.config.focal_inflation * own, self.config.focal_bias, moved)
+        told = math.hypot(self.config.focal_inflation * own, self.config.focal_bias)
+        if self.earlier_focal_px is not None:
+            told = min(told, self.earlier_focal_sigma)  # both passes saw the same
+        return math.hypot(told, moved)
 
     def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:
         """What is known of a camera of which nothing is stated; focal_sigma is relative."""
@@ -145,7 +187,8 @@ class Odometry:
         Those that are held embody the focal length they were made with; an unknown one must not learn from
         them that it was right.
         """
-        return self.config.free_keyframes if self.is_stated else self.config.memory - 2
+        known = self.is_stated or self.earlier_focal_px is not None
+        return self.config.free_keyframes if known else self.config.memory - 2
 
     def adjust(self, num_free: int) -> None:
         """Settles the newest keyframe: its points, its pose and its neighbours', and the camera."""

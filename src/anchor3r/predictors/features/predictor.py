@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,21 +19,35 @@ from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.features.depth_completion import DensePoints, densified
+from anchor3r.predictors.features.depth_completion import (
+    DensePoints,
+    densified,
+    densified_on_grid,
+    grid_size,
+    on_grid,
+)
 from anchor3r.predictors.features.initialisation import Turned, initialise
-from anchor3r.predictors.features.odometry import Odometry, assumed_camera
+from anchor3r.predictors.features.odometry import Odometry, Waiting, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
-from anchor3r.predictors.interface import NoPoseReason, Predictor, WindowPrediction, WindowStatus
+from anchor3r.predictors.interface import (
+    MemberPoints,
+    NoPoseReason,
+    Predictor,
+    WindowPrediction,
+    WindowStatus,
+)
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
 
 
 class FeaturesPredictor(Predictor):
     """Measures windows of a video from one camera, whose calibration it refines on the way."""
+
+    calibrates = True
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()
@@ -59,8 +74,13 @@ class FeaturesPredictor(Predictor):
             odometry.calibrate_from(frame, grey)
         if len(odometry.map) == 0:
             odometry.begin(frame.index, grey)
-            return _nothing(frame, WindowStatus.INITIALISING, odometry.waits_because())
-        return self._track(frame, grey) if odometry.running else self._initialise(frame, grey)
+            prediction = _nothing(frame, WindowStatus.INITIALISING, odometry.waits_because())
+        elif odometry.running:
+            prediction = self._track(frame, grey)
+        else:
+            prediction = self._initialise(frame, grey)
+        self._keep_waiting(frame, grey)
+        return prediction
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         grey = self._working(anchor)
@@ -100,6 +120,11 @@ class FeaturesPredictor(Predictor):
             "k2_sigma": float(sigma[4]),
         }
 
+    def assume_camera(self, camera: Mapping[str, float | bool]) -> None:
+        focal_px, sigma_px = float(camera["focal_px"]), float(camera["focal_sigma_px"])
+        self._odometry.earlier_focal_px = focal_px
+        self._odometry.earlier_focal_sigma = sigma_px / focal_px
+
     def _working(self, frame: Frame) -> Image:
         return tracking.to_grey(frame.image, self.config.min_side, self.config.max_side)
 
@@ -113,15 +138,59 @@ class FeaturesPredictor(Predictor):
     def _initialise(self, frame: Frame, grey: Image) -> WindowPrediction:
         started = initialise(self._odometry, frame.index, grey)
         if started is None:
-            return _nothing(frame, WindowStatus.INITIALISING, self._odometry.waits_because())
+            reason = self._odometry.waits_because()
+            if len(self._odometry.map) == 1 and reason is not NoPoseReason.FEW_FEATURES:
+                reason = NoPoseReason.NO_OVERLAP  # what the others saw could not be followed to this one
+            return _nothing(frame, WindowStatus.INITIALISING, reason)
         if isinstance(started, Turned):
             return self._turned(frame, started)
         self._odometry, m = started, started.map
         prediction = self._measured(frame, len(m), np.zeros((6, 6)))
+        prediction = replace(prediction, member_points=self._points_of_waiting(frame))
         kept = np.linspace(0, len(m) - 1, self.config.start_keyframes).astype(int)
         m.keep_keyframes(np.isin(np.arange(len(m)), kept))
         started.add_corners(frame.index, grey)
         return prediction
+
+    def _keep_waiting(self, frame: Frame, grey: Image) -> None:
+        """Remembers the image of a frame that waits for the map to be initialised, and of no other."""
+        odometry = self._odometry
+        if odometry.running:
+            odometry.waiting = Waiting()
+            return
+        rows, columns = grid_size(*grey.shape)
+        colours = cv2.resize(frame.image, (columns, rows), interpolation=cv2.INTER_AREA)
+        odometry.waiting.add(frame.index, on_grid(grey), np.asarray(colours, np.uint8))
+        odometry.waiting.keep(odometry.map.frames)
+
+    def _points_of_waiting(self, anchor: Frame) -> tuple[MemberPoints, ...]:
+        """Point maps of the frames that waited for the initialisation, as the anchor's is made."""
+        odometry, m, waiting = self._odometry, self._odometry.map, self._odometry.waiting
+        shape, (height, width) = odometry.grey.shape, anchor.image.shape[:2]
+        camera = pinhole_of(odometry.camera, shape[1], shape[0]).resized(width, height)
+        seen, found = m.seen() & m.points.mature, []
+        for k, frame in enumerate(waiting.frames.tolist()):
+            row = int(np.searchsorted(m.frames, frame))
+            depth = m.poses[row].apply(m.points.position)[:, 2]
+            which = seen[row] & (depth > 0)
+            dense = densified_on_grid(
+                waiting.grey[k],
+                shape,
+                odometry.camera,
+                m.observed[row, which],
+                depth[which],
+                np.empty((0, 2)),
+            )
+            found.append(
+                MemberPoints(
+                    frame=frame,
+                    points_in_member=dense.points,
+                    confidence=FEATURES.probability(dense.depth_sigma),
+                    colours=waiting.colours[k],
+                    intrinsics=camera,
+                )
+            )
+        return tuple(found)
 
     def _turned(self, frame: Frame, turned: Turned) -> WindowPrediction:
         """The window of frames that were all taken from one place, in the scale of a median depth of 1.

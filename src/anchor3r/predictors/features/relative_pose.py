@@ -1,7 +1,7 @@
 """Relates chosen views that no stream connects: descriptors, two-view geometry, resection, adjustment.
 
 This is what a loop needs: the views may be far apart in time, and nothing is known of them but the camera.
-All that comes out is in one unit, the median depth of the points that the anchor shares with the others.
+All that comes out is in one scale, in which the points that the anchor shares with others have median depth 1.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _adjusted(
             seen_at[view_of, chosen[point_of]], config.huber_px, free,
             calibration_vector(camera), _HELD * np.eye(CALIBRATION_SIZE), _ADJUST_STEPS,
         )  # fmt: skip
-    unit = float(np.median(position[:, 2]))
-    member_from_anchor = SE3(rotations[1:], translations[1:] / unit)
+    scale = float(np.median(position[:, 2]))
+    member_from_anchor = SE3(rotations[1:], translations[1:] / scale)
     ahead = position[:, 2] > 0
-    return RelatedViews(rows, member_from_anchor, seen_at[0, chosen[ahead]], position[ahead, 2] / unit)
+    return RelatedViews(rows, member_from_anchor, seen_at[0, chosen[ahead]], position[ahead, 2] / scale)

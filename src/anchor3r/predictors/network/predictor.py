@@ -19,19 +19,20 @@ from torch import Tensor
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.model.cache import ImageCache
-from anchor3r.model.checkpoints import file_digest, load_tensors, read_tensors
+from anchor3r.model.checkpoints import file_digest, insist_on_fitting, load_tensors, read_tensors
 from anchor3r.model.config import Gauge, NetworkConfig
 from anchor3r.model.memory import streaming_bytes
 from anchor3r.model.network import Anchor3RNetwork, WindowOutput
 from anchor3r.predictors.confidence import WINDOW_ESTIMATION, from_learned
-from anchor3r.predictors.devices import (
+from anchor3r.predictors.inference import (
     backbone_precision,
+    camera_from_fov,
     choose_device,
     choose_dtype,
     dtype_name,
+    patch_aligned_size,
     require_memory,
 )
-from anchor3r.predictors.images import camera_from_fov, patch_aligned_size
 from anchor3r.predictors.interface import Dtype, Predictor, WindowPrediction
 from anchor3r.predictors.network.window_estimation import (
     EstimatorState,
@@ -49,7 +50,12 @@ def load_network(path: Path | str, *, window: int | None = None) -> Anchor3RNetw
     tensors, text = read_tensors(path)
     if text is None:
         raise Anchor3RError(f"{path}: holds no network configuration; convert foreign weights first")
-    config = NetworkConfig.from_json(text)
+    try:
+        config = NetworkConfig.from_json(text)
+    except Anchor3RError as error:
+        raise Anchor3RError(f"{path}: {error.for_command_line()}; fetch or train the network anew") from error
+    with torch.device("meta"):
+        insist_on_fitting(Anchor3RNetwork(config), tensors, source=str(path))
     if window is not None and window != config.window:
         if config.offset_embedding:
             raise Anchor3RError(f"{path}: was trained for windows of {config.window} frames, not {window}")

@@ -6,9 +6,8 @@ import numpy as np
 
 from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
-from anchor3r.worlds.scenes.landscape import add_backdrop, add_bushes, add_trees
-from anchor3r.worlds.scenes.lighting import outdoors
 from anchor3r.worlds.scenes.scene import ON_GROUND, Scene
+from anchor3r.worlds.scenes.surroundings import add_backdrop, add_bushes, add_trees, outdoors
 from anchor3r.worlds.scenes.textures import TextureBank
 
 Rng = np.random.Generator

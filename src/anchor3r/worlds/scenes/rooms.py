@@ -6,8 +6,8 @@ import numpy as np
 
 from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.builder import Painter, SceneBuilder, box_clearance
-from anchor3r.worlds.scenes.lighting import indoors
 from anchor3r.worlds.scenes.scene import EMISSIVE, ON_GROUND, Scene
+from anchor3r.worlds.scenes.surroundings import indoors
 from anchor3r.worlds.scenes.textures import TextureBank
 
 Rng = np.random.Generator

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from anchor3r.kernels import Array
 from anchor3r.worlds.scenes.builder import Paint, Painter, SceneBuilder
-from anchor3r.worlds.scenes.landscape import add_backdrop, add_bushes, add_trees
-from anchor3r.worlds.scenes.lighting import outdoors
 from anchor3r.worlds.scenes.paths import StreetGrid
 from anchor3r.worlds.scenes.scene import ON_GROUND, TRIANGLE, TWO_SIDED, Scene
+from anchor3r.worlds.scenes.surroundings import add_backdrop, add_bushes, add_trees, outdoors
 from anchor3r.worlds.scenes.textures import TextureBank
 
 Rng = np.random.Generator

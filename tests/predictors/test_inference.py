@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from anchor3r.predictors.images import fit_to_patches, patch_aligned_size
+from anchor3r.predictors.inference import fit_to_patches, patch_aligned_size
 
 
 @pytest.mark.parametrize(

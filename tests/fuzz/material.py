@@ -1,0 +1,158 @@
+"""Good inputs of every kind, small, from which the cases are made; and the libraries, loaded on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from anchor3r.cli.main import main
+from anchor3r.store import load_map
+
+WORLD = "world:3?motion=driving&frames=12&width=64&height=48"
+
+
+def make_material(folder: Path) -> None:
+    """Writes everything into the folder; runs in the process that forks the cases."""
+    import cv2
+    import torch
+
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    folder.mkdir(parents=True)
+    _maps(folder)
+    _graphs(folder)
+    _texts(folder)
+    _pictures(folder)
+    _checkpoints(folder)
+    _projects(folder)
+
+
+def _command(*arguments: str | Path) -> None:
+    code = main([str(argument) for argument in arguments])
+    assert code == 0, arguments
+
+
+def _maps(folder: Path) -> None:
+    _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
+    _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
+    _add_loops(folder / "map")
+    for kind in ("tum", "kitti", "euroc", "ply", "g2o", "glb"):
+        _command("export", folder / "map", "--format", kind, "--out", folder / f"map.{kind}")
+    _command("view", folder / "map", "--save", folder / "page")
+    _command("report", folder / "map", "--out", folder / "report.html")
+    _command("evaluate", "map", folder / "map", "--out", folder / "evaluated")
+
+
+def _add_loops(folder: Path) -> None:
+    """A short drive has none: a loop event, so that damage can be done to one."""
+    from anchor3r.pose_graph.edges import EdgeKind, Edges
+    from anchor3r.store import Loop, LoopState, MapWriter
+
+    edges = Edges.of(
+        np.array([0, 1]), 11, np.eye(3), np.array([0.0, 0, 1]), kind=EdgeKind.LOOP, information=np.eye(6)
+    )
+    loop = Loop(event=0, query=11, match=0, state=LoopState.FITS, figures={"chi2": 1.0})
+    with MapWriter.open(folder) as writer:
+        writer.write_loops([(loop, [edges])])
+
+
+def _graphs(folder: Path) -> None:
+    from anchor3r.io.graph_files import save_graph
+
+    with load_map(folder / "map") as scene_map:
+        save_graph(folder / "graph.npz", scene_map.graph())
+    _command("solve", folder / "graph.npz", "--out", folder / "solved.tum")
+    _command("solve", folder / "map.g2o", "--loss", "none", "--method", "joint")
+    _command("solve", folder / "map.g2o", "--method", "decoupled")
+    _command("solve", folder / "map.g2o", "--method", "paper")
+
+
+def _texts(folder: Path) -> None:
+    variants = {"online": {"ate_rmse_m": 1.0}, "offline": {"ate_rmse_m": 0.5}}
+    results = {
+        "format_version": 1, "benchmark": "kitti", "method": "a", "protocol": {}, "config": {},
+        "versions": {"python": "3"}, "hardware": {},
+        "sequences": {"00": {"num_frames": 5, "variants": variants, "runtime": {"seconds": 1.0}}},
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(results))
+    _command("evaluate", "trajectory", folder / "map.tum", folder / "map.tum", "--out", folder / "figures")
+    _command("evaluate", "compare", folder / "results.json")
+    poses = np.tile(np.eye(4), (12, 1, 1))
+    poses[:, 2, 3] = np.arange(12)
+    np.savez(folder / "poses.npz", poses=poses, timestamps=np.arange(12) / 10)
+    np.save(folder / "poses.npy", poses)
+
+
+def _pictures(folder: Path) -> None:
+    _command("world", "--out", folder / "kitti", "--seed", "3", "--frames", "6", "--width", "64",
+             "--height", "48", "--motion", "driving")  # fmt: skip
+    images = folder / "images"
+    images.mkdir()
+    for number in range(4):
+        image = Image.open(folder / f"kitti/sequences/03/image_2/{number:06d}.png")
+        image.save(images / f"{number}.png")
+        for suffix in ("jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
+            image.save(folder / f"{number}.{suffix}")
+    _video(folder / "clip.mp4", images)
+    # Too few frames for a pose, which is no matter: the kernels are loaded.
+    main(["map", str(folder / "clip.mp4"), "--predictor", "features", "--out", str(folder / "of-clip")])
+    _tum(folder / "tum", images)
+    _seven_scenes(folder / "7scenes", images)
+
+
+def _video(path: Path, images: Path) -> None:
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for image in sorted(images.glob("*.png")) * 3:
+            for packet in stream.encode(av.VideoFrame.from_image(Image.open(image).convert("RGB"))):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+
+
+def _tum(folder: Path, images: Path) -> None:
+    (folder / "rgb").mkdir(parents=True)
+    rgb, truth = ["# colour images"], ["# timestamp tx ty tz qx qy qz qw"]
+    for number, image in enumerate(sorted(images.glob("*.png"))):
+        (folder / "rgb" / image.name).write_bytes(image.read_bytes())
+        rgb.append(f"{number / 10:.4f} rgb/{image.name}")
+        truth.append(f"{number / 10:.4f} 0 0 {number} 0 0 0 1")
+    (folder / "rgb.txt").write_text("\n".join(rgb) + "\n")
+    (folder / "groundtruth.txt").write_text("\n".join(truth) + "\n")
+
+
+def _seven_scenes(folder: Path, images: Path) -> None:
+    folder.mkdir()
+    for number, image in enumerate(sorted(images.glob("*.png"))):
+        stem = folder / f"frame-{number:06d}"
+        stem.with_suffix(".color.png").write_bytes(image.read_bytes())
+        pose = np.eye(4)
+        pose[2, 3] = number
+        np.savetxt(stem.with_suffix(".pose.txt"), pose)
+
+
+def _checkpoints(folder: Path) -> None:
+    import torch
+
+    from anchor3r.model.checkpoints import save_checkpoint
+    from anchor3r.model.config import PRESETS, shrunk
+    from anchor3r.model.network import Anchor3RNetwork
+
+    torch.manual_seed(0)
+    network = Anchor3RNetwork(shrunk(PRESETS["tiny"], dim=16, num_heads=2, window=3))
+    save_checkpoint(folder / "net.safetensors", network.state_dict(), config=network.config.to_json())
+    torch.save(network.state_dict(), folder / "net.pt")
+    torch.save({"state_dict": {"a": torch.zeros(3)}}, folder / "other.pth")
+    _command("map", WORLD, "--predictor", folder / "net.safetensors", "--stop", "4", "--out",
+             folder / "of-network")  # fmt: skip
+
+
+def _projects(folder: Path) -> None:
+    _command("export", folder / "map", "--format", "colmap", "--images", "map", "--out", folder / "colmap")
+    _command("import", folder / "map.tum", "--source", WORLD, "--out", folder / "imported")
