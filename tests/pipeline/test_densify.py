@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from anchor3r.store import ONLINE, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
 
 WORLD = "world:205?kind=room&motion=handheld&width=128&height=96&frames=16"
-FAST = DensifySettings(every=4, threads=1)
+FAST = DensifySettings(every=4, threads=1, fill="planes", fuse=False)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes_and_so_do_threads(fresh: P
         assert not scene_map.densification().complete
     assert densify_map(fresh, FAST)["measured_now"] == 2
     assert densify_map(fresh, FAST)["measured_now"] == 0
-    densify_map(other, DensifySettings(every=4, threads=2))
+    densify_map(other, replace(FAST, threads=2))
     assert stored(fresh) == stored(other)
 
 
@@ -108,9 +109,9 @@ def test_depth_of_other_poses_is_replaced(fresh: Path) -> None:
 
 
 def test_holes_stay_holes_and_the_predictors_points_fill_what_is_left(fresh: Path) -> None:
-    holes = densify_map(fresh, DensifySettings(every=8, fill="holes", threads=1))
+    holes = densify_map(fresh, DensifySettings(every=8, fill="holes", threads=1, fuse=False))
     assert holes["planes"] == holes["interpolated"] == 0
-    filled = densify_map(fresh, DensifySettings(every=8, fill="all", threads=1))
+    filled = densify_map(fresh, DensifySettings(every=8, fill="all", threads=1, fuse=False))
     assert filled["measured"] == holes["measured"]
     assert filled["measured"] + filled["planes"] + filled["interpolated"] > 0.99
 
@@ -165,7 +166,7 @@ def test_what_cannot_be_measured_is_explained(
 def test_images_of_a_source_that_is_gone_come_from_the_map(fresh: Path) -> None:
     with MapWriter.open(fresh) as writer:
         writer.write_meta(identity={"source": str(fresh / "gone")})
-    assert densify_map(fresh, DensifySettings(every=8, threads=1))["images"] == "map"
+    assert densify_map(fresh, DensifySettings(every=8, threads=1, fuse=False))["images"] == "map"
 
 
 def test_the_command_line_maps_and_measures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +175,8 @@ def test_the_command_line_maps_and_measures(tmp_path: Path, capsys: pytest.Captu
     assert main(arguments) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["dense"]["with_depth"] > 0
+    assert summary["dense"]["fusion"]["vertices"] > 100
+    assert (folder / "fused.ply").is_file()
     assert main(["densify", str(folder)]) == 0
     said = capsys.readouterr().out
     assert "0 of them measured now" in said

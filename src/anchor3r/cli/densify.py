@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from anchor3r.cli import fuse
 from anchor3r.cli.map import Switch
 from anchor3r.cli.progress import progress
 from anchor3r.errors import is_interrupt
@@ -29,7 +30,8 @@ def densify(
     Run it after `anchor3r refine`, and again after the next one: depth is as good as the poses. It takes the
     original images where the source of the map is still there, else the map's own smaller copies. Every
     depth has a confidence, the probability that it is within 5 %, and says whether it was measured or lies
-    on a plane through what was. An interrupted run goes on where it ended when it is started again.
+    on a plane through what was. Then all depths are fused into one surface (see `anchor3r fuse`), which view,
+    render, report and export show. An interrupted run goes on where it ended when it is started again.
 
     Args:
         folder: Folder of the map.
@@ -75,6 +77,8 @@ def in_words(summary: dict[str, Any]) -> str:
         f"{summary['interpolated']:.0%} interpolated; on average {summary['mean_confidence']:.0%} likely "
         "within 5 %",
     ]
+    if (fusion := summary["fusion"]) is not None:
+        lines.append(fusion.get("failure") or fuse.in_words(fusion))
     if missing := summary["keyframes"] - summary["with_depth"]:
         lines.append(f"{missing} keyframes have none: no other frame sees the same from another place")
     return "\n".join(lines)

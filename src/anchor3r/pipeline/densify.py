@@ -8,7 +8,6 @@ of other poses are replaced.
 from __future__ import annotations
 
 import time
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +29,12 @@ from anchor3r.dense.views import ViewConfig
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
 from anchor3r.pipeline.depth_views import DepthViews, ImageReader
-from anchor3r.pipeline.settings import DensifySettings
+from anchor3r.pipeline.fusing import fuse_map
+from anchor3r.pipeline.settings import DensifySettings, FuseSettings
 from anchor3r.sources import Source
 from anchor3r.store import Map, MapWriter, best_poses, load_map
+from anchor3r.store.fused import pose_checksum
 from anchor3r.threads import chosen_threads, limited_threads
-from anchor3r.trajectory import Trajectory
 
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
@@ -65,7 +65,8 @@ def densify_map(
 ) -> dict[str, Any]:
     """Measures the depth of a map's keyframes, keeps it in the map, and returns a summary (JSON).
 
-    Images come from the map's source where it is still there, else from its own copies.
+    Images come from the map's source where it is still there, else from its own copies. Then the depths are
+    fused into one surface, unless the settings say otherwise.
     """
     settings, config = settings or DensifySettings(), config or DensifyConfig()
     folder, started = Path(folder), time.perf_counter()
@@ -91,7 +92,16 @@ def densify_map(
         if not summary["with_depth"]:
             raise Anchor3RError(_no_parallax(folder, len(rows)))
         writer.finish_depths(summary)
-    return summary | {"measured_now": run.num_measured, "seconds": round(time.perf_counter() - started, 3)}
+    summary |= {"measured_now": run.num_measured, "seconds": round(time.perf_counter() - started, 3)}
+    return summary | {"fusion": _fused(folder, poses, progress) if settings.fuse else None}
+
+
+def _fused(folder: Path, poses: str, progress: Progress) -> dict[str, Any]:
+    """The summary of the fusion, or what kept the depths, which stay, from becoming a surface."""
+    try:
+        return fuse_map(folder, FuseSettings(poses=poses), progress=progress)
+    except Anchor3RError as error:
+        return {"failure": str(error)}
 
 
 @contextmanager
@@ -161,17 +171,9 @@ def _identity(
     """All that decides the depths; who writes them, or with how many threads, does not."""
     return {
         "size": settings.size, "every": settings.every, "fill": settings.fill, "images": origin,
-        "camera": list(astuple(views.camera)), "poses": _checksum(views.trajectory),
+        "camera": list(astuple(views.camera)), "poses": pose_checksum(views.trajectory),
         "config": asdict(config),
     }  # fmt: skip
-
-
-def _checksum(trajectory: Trajectory) -> int:
-    """Another number for other frames, poses or scales."""
-    total = 0
-    for column in (trajectory.frames, trajectory.rotation, trajectory.center, trajectory.log_scale):
-        total = total if column is None else zlib.crc32(np.ascontiguousarray(column).tobytes(), total)
-    return total
 
 
 class _Densification:

@@ -94,10 +94,12 @@ class DensifySettings:
     """Longer side in pixels that images are reduced to; the time goes with its square."""
     every: int | None = None
     """Measure one frame out of so many; if not given, keyframes are as far apart as what they see is new."""
-    fill: Fill = "planes"
+    fill: Fill = "holes"
     """What to do where nothing can be measured, as on walls without texture: holes leaves them, planes
     puts planes through what is measured around them, all also takes the predictor's own points over. Each
     depth says where it comes from and how likely it is right."""
+    fuse: bool = True
+    """Then fuse the depths into one surface, as anchor3r fuse does with its own settings."""
     threads: int | None = None
     """CPU threads, one keyframe each; all cores if not given. The result is the same."""
 
