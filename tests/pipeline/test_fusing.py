@@ -49,24 +49,27 @@ def anchor3r(*arguments: object) -> int:
 
 
 def test_the_surface_is_where_the_depths_are(fused_folder: Path) -> None:
+    """Along the normal, since ground that is seen at a grazing angle changes its depth from pixel to pixel."""
     with load_map(fused_folder) as scene_map:
         fused = fused_surface(scene_map, "online")
         assert fused is not None
-        depths = [predicted_depth(scene_map, scene_map.trajectory().pose(k)) for k in range(11)]
         trajectory = scene_map.trajectory()
-        identity = scene_map.meta["fusion"]
-    assert identity["vertices"] == len(fused) > 1000
-    off = []
+        depths = [predicted_depth(scene_map, trajectory.pose(k)) for k in range(len(trajectory))]
+        assert scene_map.meta["fusion"]["vertices"] == len(fused) > 1000
+    points, nearest = fused.mesh.points().astype(np.float64), np.full(len(fused), np.inf)
     for k, view in enumerate(depths):
         assert view is not None
-        in_camera = trajectory.camera_from_world[k].apply(fused.mesh.points().astype(np.float64))
+        in_camera = trajectory.camera_from_world[k].apply(points)
         ahead = in_camera[:, 2] > fused.voxel
-        pixel = np.round(view.camera.project(in_camera[ahead])).astype(int)
-        inside = ((pixel >= 0) & (pixel < [view.camera.width, view.camera.height])).all(1)
-        seen = view.depth[tuple(pixel[inside].T[::-1])]
-        off.append(np.abs(in_camera[ahead][inside, 2] - seen) / fused.voxel)
-    # What one image does not see, another one saw.
-    assert np.nanmedian(np.concatenate(off)) < 0.5
+        pixel = np.round(view.camera.project(np.where(ahead[:, None], in_camera, 1.0))).astype(int)
+        inside = ahead & ((pixel >= 0) & (pixel < [view.camera.width, view.camera.height])).all(1)
+        seen = view.depth[tuple(np.where(inside[:, None], pixel, 0).T[::-1])]
+        ray = in_camera / in_camera[:, 2:]
+        slope = np.abs(np.einsum("ni,ni->n", fused.mesh.normals() @ trajectory.rotation[k].T, ray))
+        off = slope * np.abs(in_camera[:, 2] - seen) / fused.voxel
+        nearest = np.where(inside & (off < nearest), off, nearest)
+    assert np.median(nearest) < 0.1
+    assert np.quantile(nearest, 0.9) < 0.5
 
 
 def test_the_same_again_gives_the_same_bytes(fused_folder: Path, folder: Path) -> None:
