@@ -49,7 +49,7 @@ def anchor3r(*arguments: object) -> int:
 
 
 def test_the_surface_is_where_the_depths_are(fused_folder: Path) -> None:
-    """Along the normal, since ground that is seen at a grazing angle changes its depth from pixel to pixel."""
+    """Along the normal: ground that is seen at a grazing angle changes its depth from pixel to pixel."""
     with load_map(fused_folder) as scene_map:
         fused = fused_surface(scene_map, "online")
         assert fused is not None
@@ -141,6 +141,18 @@ def test_what_cannot_be_fused_is_said(
     assert anchor3r("fuse", tmp_path / "empty") == 1
     assert "nothing to fuse" in capsys.readouterr().err
     assert not (folder / FUSED).exists()
+
+
+def test_a_damaged_surface_is_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fuse_map(folder, PREDICTED)
+    sound = (folder / FUSED).read_bytes()
+    out = tmp_path / "m.ply"
+    wrong_faces = sound[:-12] + b"\xff" * 12
+    for damaged in (sound[:-1], sound.replace(b'"poses"', b'"posts"'), wrong_faces):
+        (folder / FUSED).write_bytes(damaged)
+        assert anchor3r("export", folder, "--format", "mesh", "--out", out) == 1
+        assert "damaged" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_the_command_tells_what_came_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

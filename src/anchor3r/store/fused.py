@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding
 from anchor3r.io.mesh import Mesh, read_mesh_ply
 from anchor3r.io.pointcloud import Cloud
 from anchor3r.store.pointmaps import PointMap
@@ -96,10 +96,18 @@ def read_fused(folder: Path) -> FusedSurface | None:
     if not path.is_file():
         return None
     mesh = read_mesh_ply(path)
-    try:
-        return FusedSurface(mesh, json.loads(mesh.about))
-    except ValueError as error:
-        raise Anchor3RError(f"{path} is damaged; remove it and run anchor3r fuse again") from error
+    with decoding(str(path), "remove it and run anchor3r fuse again"):
+        return FusedSurface(mesh, _checked(json.loads(mesh.about)))
+
+
+def _checked(identity: dict[str, Any]) -> dict[str, Any]:
+    """Lets pass what says which poses and frames a surface is of."""
+    numbers = [identity["pose_checksum"], *identity["frames"]]
+    if not (isinstance(identity["poses"], str) and all(type(number) is int for number in numbers)):
+        raise ValueError("it does not say what it was made from")
+    if not 0 < float(identity["voxel"]) < np.inf:
+        raise ValueError("its voxels have no size")
+    return identity
 
 
 def fused_surface(scene_map: Map, poses: str) -> FusedSurface | None:
