@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import laspy
 import numpy as np
 import pycolmap
 import pytest
@@ -189,6 +190,12 @@ def test_clouds_are_of_the_surface_unless_told_otherwise(fused_folder: Path, tmp
     assert_allclose(clouds["fused"].vertices, fused.mesh.points(sure), atol=1e-6)
     assert b"property float nx" in (tmp_path / "fused.ply").read_bytes()[:600]
     assert len(clouds["frames"].vertices) > len(clouds["fused"].vertices)
+    assert anchor3r("export", fused_folder, "--format", "las", "--out", tmp_path / "c.las") == 0
+    assert len(laspy.read(tmp_path / "c.las").points) == sure.sum()
+    assert anchor3r("export", fused_folder, "--format", "nerfstudio", "--out", tmp_path / "splats") == 0
+    assert (tmp_path / "splats" / "sparse_pc.ply").read_bytes().split(b"end_header")[0].count(
+        b"property"
+    ) == 10
 
 
 def test_a_colmap_model_has_points_of_the_surface_that_its_images_see(

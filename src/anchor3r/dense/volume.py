@@ -245,13 +245,15 @@ def block_keys(coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 _OUTSIDE = -1
+_SCATTER = -7046029254386353131
+"""2⁶⁴ over the golden ratio, as a signed number: its multiples modulo 2⁶⁴ spread keys over a table."""
 
 
 @kernel
 def _slot(table_keys: Array, key: int) -> int:
     """Where in the table a key is, or where it would be put."""
     mask = len(table_keys) - 1
-    at = ((key * np.int64(-7046029254386353131)) >> 20) & mask
+    at = ((key * _SCATTER) >> 20) & mask
     while table_keys[at] != key and table_keys[at] != -1:
         at = (at + 1) & mask
     return at
