@@ -233,6 +233,19 @@ def test_pictures_and_viewer_show_the_surface(fused_folder: Path, folder: Path) 
         assert 0 < len(contents.levels) != before
 
 
+def test_evaluate_scores_the_surface_of_an_exact_map(
+    fused_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert anchor3r("evaluate", "map", fused_folder, "--out", tmp_path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["online"]
+    assert found["depth_within_5"] > 0.99
+    assert found["depth_coverage"] > 0.99
+    fused = read_fused(fused_folder)
+    assert fused is not None
+    assert found["fused_accuracy_m"] < 0.5 * fused.voxel
+    assert 0.3 < found["fused_f1_at_0.25"] <= 1, "voxels of half a metre are coarse for it"
+
+
 @pytest.fixture
 def two_components(folder: Path) -> Iterator[Path]:
     """The last frames are related to no others, and their world is another one."""

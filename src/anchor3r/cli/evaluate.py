@@ -12,7 +12,7 @@ import tyro
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
-from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
 
 if TYPE_CHECKING:
     from anchor3r.evaluation.benchmarks import Benchmark
@@ -122,6 +122,7 @@ def worlds(
     stream_seeds: str = "101",
     offline: bool = False,
     refine: RefineSettings = _REFINING,
+    dense: bool = False,
     jobs: int = 1,
     keep_maps: bool = False,
 ) -> None:
@@ -141,6 +142,7 @@ def worlds(
         stream_seeds: and its worlds.
         offline: Refine each map by loop closure and motion averaging, and score that as well.
         refine: How it is refined then.
+        dense: Measure the depth of keyframes as well, fuse it, and score both.
         jobs: Worlds at once.
         keep_maps: Keep the maps, too.
     """
@@ -157,7 +159,11 @@ def worlds(
         Worlds(lengths),
         Path(),
         out,
-        MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
+        MapAndRefine(
+            mapping=settings,
+            refinements={OFFLINE: refine} if offline else {},
+            dense=DensifySettings() if dense else None,
+        ),
         sequences=names,
         jobs=_checked(jobs),
         keep_maps=keep_maps,
@@ -411,6 +417,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
         settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
         offline: bool = False,
         refine: RefineSettings = _REFINING,
+        dense: bool = False,
         jobs: int = 1,
         max_frames: int | None = None,
     ) -> None:
@@ -425,6 +432,7 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             settings: How a sequence becomes a map.
             offline: Refine each map by loop closure and motion averaging, and score that as well.
             refine: How it is refined then.
+            dense: Measure the depth of keyframes as well, fuse it, and score both.
             jobs: Sequences at once.
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         """
@@ -436,7 +444,11 @@ def _benchmark_command(name: str) -> Callable[..., None]:
             BENCHMARKS[name],
             root,
             out,
-            MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
+            MapAndRefine(
+                mapping=settings,
+                refinements={OFFLINE: refine} if offline else {},
+                dense=DensifySettings() if dense else None,
+            ),
             sequences=_names(sequences),
             jobs=_checked(jobs),
             max_frames=max_frames,
