@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from anchor3r.errors import Anchor3RError
     from anchor3r.export.exporting import ExportSettings, export_map
     from anchor3r.pipeline.densify import densify_map
+    from anchor3r.pipeline.fusing import fuse_map
     from anchor3r.pipeline.mapper import Mapper
     from anchor3r.pipeline.mapping import MappingRun, map_source
     from anchor3r.pipeline.refine import refine_map
-    from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
+    from anchor3r.pipeline.settings import DensifySettings, FuseSettings, MapSettings, RefineSettings
     from anchor3r.pose_graph.edges import MotionGraph
     from anchor3r.predictors.loading import load_predictor
     from anchor3r.report.map_outputs import RenderSettings, render_map, report_map
@@ -27,6 +28,7 @@ _HOMES = {
     "DensifySettings": "pipeline.settings",
     "ExportSettings": "export.exporting",
     "Frame": "sources",
+    "FuseSettings": "pipeline.settings",
     "MapSettings": "pipeline.settings",
     "MapWriter": "store",
     "Mapper": "pipeline.mapper",
@@ -36,6 +38,7 @@ _HOMES = {
     "RenderSettings": "report.map_outputs",
     "StatedCamera": "sources",
     "densify_map": "pipeline.densify",
+    "fuse_map": "pipeline.fusing",
     "export_map": "export.exporting",
     "load_map": "store",
     "load_predictor": "predictors.loading",
@@ -50,6 +53,7 @@ __all__ = [
     "DensifySettings",
     "ExportSettings",
     "Frame",
+    "FuseSettings",
     "MapSettings",
     "MapWriter",
     "Mapper",
@@ -61,6 +65,7 @@ __all__ = [
     "__version__",
     "densify_map",
     "export_map",
+    "fuse_map",
     "load_map",
     "load_predictor",
     "map_source",

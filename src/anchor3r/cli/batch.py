@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from anchor3r.cli.map import Switch
+from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
@@ -26,8 +25,8 @@ def batch(
     shard: str = "0/1",
     map: MapSettings = _MAPPING,
     refine: RefineSettings = _REFINING,
-    as_json: Annotated[Switch, tyro.conf.arg(name="json")] = False,
-) -> None:
+    as_json: Json = False,
+) -> dict[str, Any]:
     """Map, refine, score and export every sequence of a table.
 
     The manifest is a .csv whose first line names its columns, or a .json with a list of objects: source (what
@@ -44,7 +43,6 @@ def batch(
             command without it reads all results back.
         map: How sources are mapped.
         refine: How maps are refined.
-        as_json: Print the table as JSON, and nothing else, to the standard output.
     """
     from anchor3r.batch import BatchSettings, read_manifest, run_batch
 
@@ -62,9 +60,10 @@ def batch(
 
         table = run_batch(rows, out, settings, workers, shard=part, finished=finished)
     failed = sum(row["state"] == "failed" for row in table)
-    print(json.dumps(table) if as_json else f"{len(table) - failed} of {len(table)} sequences done: {out}")
+    print(f"{len(table) - failed} of {len(table)} sequences done: {out}")
     if failed == len(table):
         raise Anchor3RError(f"none of {failed} sequences could be done; {out / 'results.csv'} says why")
+    return {"out": out, "sequences": table}
 
 
 def _shard(text: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from anchor3r.cli.output import Json
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import check_output
 from anchor3r.limits import LIMITS
-from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
 from anchor3r.workers import WorkerSettings
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def worlds(
     stream_seeds: str = "101",
     offline: bool = False,
     refine: RefineSettings = _REFINING,
+    dense: bool = False,
     workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
     keep_maps: bool = False,
     as_json: Json = False,
@@ -146,6 +147,7 @@ def worlds(
         stream_seeds: and its worlds.
         offline: Refine each map by loop closure and motion averaging, and score that as well.
         refine: How it is refined then.
+        dense: Measure the depth of keyframes as well, fuse it, and score both.
         workers: Where worlds run.
         keep_maps: Keep the maps, too.
     """
@@ -162,7 +164,11 @@ def worlds(
         Worlds(lengths),
         Path(),
         out,
-        MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
+        MapAndRefine(
+            mapping=settings,
+            refinements={OFFLINE: refine} if offline else {},
+            dense=DensifySettings() if dense else None,
+        ),
         sequences=names,
         workers=workers,
         keep_maps=keep_maps,
@@ -433,6 +439,7 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
         settings: tyro.conf.OmitArgPrefixes[MapSettings] = _MAPPING,
         offline: bool = False,
         refine: RefineSettings = _REFINING,
+        dense: bool = False,
         workers: tyro.conf.OmitArgPrefixes[WorkerSettings] = _WORKERS,
         max_frames: int | None = None,
         as_json: Json = False,
@@ -448,6 +455,7 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
             settings: How a sequence becomes a map.
             offline: Refine each map by loop closure and motion averaging, and score that as well.
             refine: How it is refined then.
+            dense: Measure the depth of keyframes as well, fuse it, and score both.
             workers: Where sequences run.
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         """
@@ -459,7 +467,11 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
             BENCHMARKS[name],
             root,
             out,
-            MapAndRefine(mapping=settings, refinements={OFFLINE: refine} if offline else {}),
+            MapAndRefine(
+                mapping=settings,
+                refinements={OFFLINE: refine} if offline else {},
+                dense=DensifySettings() if dense else None,
+            ),
             sequences=_names(sequences),
             workers=workers,
             max_frames=max_frames,

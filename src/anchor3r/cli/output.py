@@ -57,6 +57,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "evaluate-figures": ("figures",),
     "evaluate-worlds": _BENCHMARK,
     "evaluate-ablation": ("steps", "rows", "unfinished"),
+    "batch": ("out", "sequences"),
     "world": ("folder", "frames", "kind", "motion"),
     "train": ("runs", "cost"),
     "data-list": ("root", "sets"),

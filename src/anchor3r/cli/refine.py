@@ -14,6 +14,7 @@ from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.store import OFFLINE
+from anchor3r.store.fused import FUSED
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]
 _DEFAULTS = RefineSettings()
@@ -75,4 +76,9 @@ def _in_words(summary: dict[str, Any]) -> str:
         lines.append(f"{summary['components']} components, which no measurement relates")
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
+    if (Path(summary["map"]) / FUSED).exists():
+        lines.append(
+            f"the fused surface is of the poses before: run anchor3r densify {summary['map']} again, or "
+            "anchor3r fuse to make it from the depths that are there"
+        )
     return "\n".join(lines)

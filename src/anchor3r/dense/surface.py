@@ -115,16 +115,13 @@ class Components:
         most = max(self._num_vertices, int(part.faces.max(initial=-1)) + 1)
         if most > len(self._parents):
             known = len(self._parents)
-            extra = np.arange(known, max(most, known + known // 2), dtype=np.int32)
+            extra = np.arange(known, max(most, known + known // 4), dtype=np.int32)
             self._parents = np.concatenate([self._parents, extra])
         _unite(self._parents, part.faces)
 
     def large(self, min_vertices: int) -> NDArray[np.bool_]:
         """(n,) whether each vertex is part of a component with so many, and of a face."""
-        parents = self._parents[: self._num_vertices]
-        _flatten(parents)
-        sizes = np.bincount(parents, minlength=len(parents))
-        return sizes[parents] >= max(min_vertices, 3)
+        return _in_large(self._parents[: self._num_vertices], max(min_vertices, 3))
 
 
 @kernel
@@ -147,6 +144,11 @@ def _unite(parents: Array, faces: Array) -> None:
 
 
 @kernel
-def _flatten(parents: Array) -> None:
+def _in_large(parents: Array, min_size: int) -> Array:
+    sizes = np.zeros(len(parents), np.int32)
     for n in range(len(parents)):
-        parents[n] = _root(parents, n)
+        sizes[_root(parents, n)] += 1
+    large = np.empty(len(parents), np.bool_)
+    for n in range(len(parents)):
+        large[n] = sizes[_root(parents, n)] >= min_size
+    return large

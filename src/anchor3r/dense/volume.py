@@ -121,6 +121,7 @@ class Volume:
         slopes = _incidence(depth, view.normals_in_camera, lens)
         self._allocate(depth, slopes, lens, pose, view.frame)
         deepest = _deepest(depth)
+        inverse = np.divide(1, depth, out=np.zeros_like(depth), where=depth > 0)
         seen = _visible(
             self._keys[: self.num_blocks], deepest, lens, pose, depth.shape, self.voxel, self.truncation
         )
@@ -128,7 +129,7 @@ class Volume:
             blocks = seen[start : start + self.config.max_blocks // 2]
             slots = self.resident(blocks)
             _average(
-                self._pool, slots, self._keys[blocks], depth, slopes, view.confidence, view.colours, lens,
+                self._pool, slots, self._keys[blocks], inverse, slopes, view.confidence, view.colours, lens,
                 pose, self.voxel, self.truncation, reference,
             )  # fmt: skip
 
@@ -147,6 +148,14 @@ class Volume:
     def pool(self) -> NDArray[np.void]:
         """(max_blocks, VOXELS) where the slots of `resident` blocks lie."""
         return self._pool
+
+    def adopt(self, keys: NDArray[np.int64], frame: int = 0) -> None:
+        """Adds empty blocks with keys (n,) that it does not have yet, numbered in this order."""
+        first = self.num_blocks
+        self._name(keys, frame)
+        while len(self._table_keys) < 2 * self.num_blocks:
+            self._grow_table()
+        _insert(self._table_keys, self._table_blocks, keys, first)
 
     def resident(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Brings blocks (n,), at most max_blocks, into memory; their slots (n,) hold until the next call."""
@@ -219,7 +228,7 @@ class Volume:
         """Doubles the hash table; returns how many blocks it may hold."""
         size = 2 * len(self._table_keys)
         self._table_keys, self._table_blocks = np.full(size, _EMPTY, np.int64), np.zeros(size, np.int64)
-        _rehash(self._table_keys, self._table_blocks, self._keys[: self.num_blocks])
+        _insert(self._table_keys, self._table_blocks, self._keys[: self.num_blocks], 0)
         return size // 2
 
 
@@ -236,13 +245,15 @@ def block_keys(coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 _OUTSIDE = -1
+_SCATTER = -7046029254386353131
+"""2⁶⁴ over the golden ratio, as a signed number: its multiples modulo 2⁶⁴ spread keys over a table."""
 
 
 @kernel
 def _slot(table_keys: Array, key: int) -> int:
     """Where in the table a key is, or where it would be put."""
     mask = len(table_keys) - 1
-    at = ((key * np.int64(-7046029254386353131)) >> 20) & mask
+    at = ((key * _SCATTER) >> 20) & mask
     while table_keys[at] != key and table_keys[at] != -1:
         at = (at + 1) & mask
     return at
@@ -258,10 +269,10 @@ def _found(table_keys: Array, table_blocks: Array, keys: Array) -> Array:
 
 
 @kernel
-def _rehash(table_keys: Array, table_blocks: Array, keys: Array) -> None:
+def _insert(table_keys: Array, table_blocks: Array, keys: Array, first: int) -> None:
     for n in range(len(keys)):
         at = _slot(table_keys, keys[n])
-        table_keys[at], table_blocks[at] = keys[n], n
+        table_keys[at], table_blocks[at] = keys[n], first + n
 
 
 @kernel
@@ -378,33 +389,34 @@ def _visible(
 
 
 @kernel
-def _sampled(depth: Array, slopes: Array, u: float, v: float, most_apart: float) -> tuple[float, float]:
-    """Depth and slope between pixels: bilinear on one surface, else the nearest pixel's; 0 for none."""
-    height, width = depth.shape
+def _sampled(inverse: Array, slopes: Array, u: float, v: float, most_apart: float) -> tuple[float, float]:
+    """Depth and slope between pixels; 0 for none.
+
+    On one surface the inverse depth, which is linear on planes, is interpolated; else it is the nearest
+    pixel's.
+    """
+    height, width = inverse.shape
     left, top = int(np.floor(u)), int(np.floor(v))
-    if left >= 0 and top >= 0 and left + 1 < width and top + 1 < height:
-        a, b = depth[top, left], depth[top, left + 1]
-        c, d = depth[top + 1, left], depth[top + 1, left + 1]
-        low = min(min(a, b), min(c, d))
-        if low > 0 and max(max(a, b), max(c, d)) - low < most_apart:
-            p, q = u - left, v - top
-            return (
-                (1 - q) * ((1 - p) * a + p * b) + q * ((1 - p) * c + p * d),
-                (1 - q) * ((1 - p) * slopes[top, left] + p * slopes[top, left + 1])
-                + q * ((1 - p) * slopes[top + 1, left] + p * slopes[top + 1, left + 1]),
-            )
     column, row = int(np.floor(u + 0.5)), int(np.floor(v + 0.5))
-    return depth[row, column], slopes[row, column]
+    slope = slopes[row, column]
+    if left >= 0 and top >= 0 and left + 1 < width and top + 1 < height:
+        a, b = inverse[top, left], inverse[top, left + 1]
+        c, d = inverse[top + 1, left], inverse[top + 1, left + 1]
+        low, high = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
+        if low > 0 and (1 / low - 1 / high) * slope < most_apart:
+            p, q = u - left, v - top
+            return 1 / ((1 - q) * ((1 - p) * a + p * b) + q * ((1 - p) * c + p * d)), slope
+    return (1 / inverse[row, column] if inverse[row, column] > 0 else 0.0), slope
 
 
 @kernel
 def _average(
-    pool: Array, slots: Array, keys: Array, depth: Array, slopes: Array, confidence: Array, colours: Array,
+    pool: Array, slots: Array, keys: Array, inverse: Array, slopes: Array, confidence: Array, colours: Array,
     lens: Array, pose: Array, voxel: float, truncation: float, reference: float,
 ) -> None:  # fmt: skip
     """What a depth image says of every voxel of these blocks, averaged into them."""
     half, mask = 1 << (BLOCK_BITS - 1), (1 << BLOCK_BITS) - 1
-    height, width = depth.shape
+    height, width = inverse.shape
     for n in range(len(slots)):
         corner_x = (((keys[n] >> 2 * BLOCK_BITS) & mask) - half) * SIDE
         corner_y = (((keys[n] >> BLOCK_BITS) & mask) - half) * SIDE
@@ -420,14 +432,15 @@ def _average(
             v = lens[1] * (pose[1, 0] * x + pose[1, 1] * y + pose[1, 2] * z + pose[1, 3]) / c + lens[3]
             if not (u >= -0.5 and v >= -0.5 and u < width - 0.5 and v < height - 0.5):
                 continue
-            seen, slope = _sampled(depth, slopes, u, v, 2 * truncation)
+            seen, slope = _sampled(inverse, slopes, u, v, 2 * truncation)
             if not seen > 0:
                 continue
             distance = (seen - c) * slope / truncation
             if distance <= -1:
                 continue
             column, row = int(np.floor(u + 0.5)), int(np.floor(v + 0.5))
-            weight = confidence[row, column] * min(1.0, (reference / seen) ** 2)
+            # A surface that is seen at a grazing angle is spread over fewer pixels.
+            weight = confidence[row, column] * min(1.0, (reference / seen) ** 2) * min(1.0, slope)
             _update(pool[slots[n]], at, distance, weight, confidence[row, column], colours[row, column])
 
 

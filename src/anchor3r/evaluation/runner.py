@@ -20,10 +20,11 @@ from anchor3r.evaluation.results import Results, SequenceResult, read_json, writ
 from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
 from anchor3r.io.files import replacing
+from anchor3r.pipeline.densify import densify_map
 from anchor3r.pipeline.importing import ImportSettings, import_trajectory
 from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
-from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
 from anchor3r.predictors.loading import weights_file
 from anchor3r.sources import Source
 from anchor3r.store import load_map
@@ -56,6 +57,8 @@ class MapAndRefine:
     """How a sequence becomes a map; images are kept where loops need them."""
     refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
     """How the finished map is refined, by the name of the poses."""
+    dense: DensifySettings | None = None
+    """How depth is measured and fused in the end, with the last of the poses; None leaves it out."""
 
     @property
     def name(self) -> str:
@@ -66,11 +69,13 @@ class MapAndRefine:
         return {
             "map": _decisive(self.mapping) | _weights(self.mapping.predictor),
             "refinements": refinements_config(self.refinements),
+            **({} if self.dense is None else {"dense": _decisive(self.dense)}),
         }
 
     def __call__(self, source: Source, folder: Path) -> None:
         predictor = predictor_of(self.mapping)
-        settings = replace(self.mapping, keep_images=any(r.loops for r in self.refinements.values()))
+        needed = self.dense is not None or any(r.loops for r in self.refinements.values())
+        settings = replace(self.mapping, keep_images=needed)
         # A map of fewer or more frames than are to be scored is another one.
         identity = {"stop": source.wanted.stop}
         with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:
@@ -79,6 +84,8 @@ class MapAndRefine:
         for name, refinement in self.refinements.items():
             same = None if refinement.predictor else lambda: predictor
             refine_map(folder, refinement, name=name, predictor=same, read_frame=source.read)
+        if self.dense is not None:
+            densify_map(folder, self.dense)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,7 @@ def refinements_config(refinements: Mapping[str, RefineSettings]) -> dict[str, A
     }
 
 
-def _decisive(settings: MapSettings | RefineSettings | ImportSettings) -> dict[str, Any]:
+def _decisive(settings: MapSettings | RefineSettings | ImportSettings | DensifySettings) -> dict[str, Any]:
     """What may change a result: all but the number of threads."""
     return {key: value for key, value in asdict(settings).items() if key != "threads"}
 

@@ -210,12 +210,14 @@ def _with_fused(chosen: Selection, settings: ExportSettings, format: str, notes:
 
 
 def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
-    from anchor3r.io.mesh import select_vertices, simplified, write_mesh_glb, write_mesh_ply
+    from anchor3r.io.mesh import insist_on_faces, select_vertices, simplified, write_mesh_glb, write_mesh_ply
+    from anchor3r.store.fused import FUSED
 
     if out.suffix.lower() not in (".ply", ".glb"):
         raise Anchor3RError(f"a mesh is written as PLY or GLB: call the file .ply or .glb, not {out.name}")
     assert chosen.fused is not None
     mesh = chosen.fused.mesh
+    insist_on_faces(mesh, chosen.scene_map.folder / FUSED)
     if chosen.fused_frames is not None:
         mesh = select_vertices(mesh, np.isin(mesh.vertices["frame"], chosen.fused_frames))
     if settings.max_faces is not None:

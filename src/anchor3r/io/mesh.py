@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing
+from anchor3r.io.inputs import insist_on_file
 
 VERTEX = np.dtype(
     [(name, "<f4") for name in ("x", "y", "z", "nx", "ny", "nz")]
@@ -29,6 +30,8 @@ VERTEX = np.dtype(
 FACE = np.dtype([("count", "u1"), ("vertices", "<i4", (3,))])
 _TYPES = {"<f4": "float", "|u1": "uchar", "<i4": "int"}
 _BATCH = 500_000
+_LINE_BYTES = 1 << 24
+"""Of a header's line at most; that about a mesh may name many frames."""
 _COMMENT = "comment anchor3r "
 GLB_FROM_MAP = np.array([1.0, -1.0, -1.0], np.float32)
 """glTF has y up and looks along -z, the map has y down and looks along z."""
@@ -161,13 +164,14 @@ def _header(num_vertices: int, num_faces: int, about: str) -> str:
 
 def read_mesh_ply(path: Path) -> Mesh:
     """Maps a mesh that this module wrote into memory."""
+    path = insist_on_file(path)
     try:
         with open(path, "rb") as file:
-            lines = [file.readline().decode("ascii", "replace").rstrip("\n") for _ in range(4)]
+            lines = [file.readline(_LINE_BYTES).decode("ascii", "replace").rstrip("\n") for _ in range(4)]
             counts = [line.rsplit(" ", 1)[-1] for line in lines[3:]]
-            while (line := file.readline()) and line != b"end_header\n":
+            while (line := file.readline(_LINE_BYTES)) and line != b"end_header\n":
                 if line.startswith(b"element face "):
-                    counts.append(line.decode("ascii").split()[-1])
+                    counts.append(line.decode("ascii", "replace").split()[-1])
             start = file.tell()
     except OSError as error:
         raise Anchor3RError(f"cannot read {path}: {error.strerror or error}") from error
@@ -184,6 +188,14 @@ def read_mesh_ply(path: Path) -> Mesh:
         _mapped(path, FACE, start + num_vertices * VERTEX.itemsize, num_faces),
         about,
     )
+
+
+def insist_on_faces(mesh: Mesh, path: Path) -> None:
+    """Refuses a mesh whose faces name vertices that it does not have."""
+    for start in range(0, len(mesh.faces), _BATCH):
+        faces = mesh.faces["vertices"][start : start + _BATCH]
+        if faces.min() < 0 or faces.max() >= len(mesh.vertices):
+            raise Anchor3RError(f"{path} is damaged: a face has no vertices; remove it and make it again")
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[np.void]:

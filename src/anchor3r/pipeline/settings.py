@@ -130,7 +130,7 @@ class FuseSettings:
     truncation: float = 4.0
     """Distance from a surface in voxels over which depths are averaged: more for noisier depths, less for
     thinner things."""
-    memory_mb: int = 400
+    memory_mb: int = 256
     """Memory for voxels; what is more waits in a temporary file in the folder of the map."""
 
     def __post_init__(self) -> None:

@@ -72,6 +72,8 @@ class PictureScene:
     """(k, m, 3) lines that show some of the cameras"""
     metres_per_unit: float | None
     """None where nothing says how long a unit is."""
+    spacing: float = 0.0
+    """Between neighbouring points of a fused surface, which spots close; 0 where points lie as they fell"""
     title: str = ""
     """What the picture says of the scene."""
 
@@ -107,6 +109,7 @@ def _scene(
     scene_map: Map, name: str, poses: Trajectory, title: str, min_confidence: float, max_points: int
 ) -> PictureScene:
     points, normals, colours, below, num_hidden = _points(scene_map, name, poses, min_confidence, max_points)
+    fused = fused_surface(scene_map, name)
     remarks = [title] if title else []
     if len(poses) == 1:
         remarks.append("a single pose: the camera has no path")
@@ -133,6 +136,7 @@ def _scene(
         paths=paths,
         cameras=frustum_lines(some, scene_map.intrinsics(int(poses.frames[0])), _camera_size(poses, points)),
         metres_per_unit=None if world_from_truth is None else float(1 / world_from_truth.scale),
+        spacing=0.0 if fused is None else fused.voxel * max(1.0, len(fused) / max_points) ** 0.5,
         title="\n".join(remarks),
     )
 
@@ -271,7 +275,8 @@ def _panel(scene: PictureScene, view: View, size: tuple[int, int]) -> _Panel:
         camera = _oblique_camera(scene, path, (width, height))
         shown = _facing(camera, scene)
     points, colours = scene.points[shown], scene.colours[shown]
-    image, depth = draw_points(camera, points, _lifted(colours), radius=_radius(camera, points))
+    radius = _radius(camera, points, scene.spacing)
+    image, depth = draw_points(camera, points, _lifted(colours), radius=radius)
     shade = eye_dome_shade(depth, extent=camera.extent, reach=_SUPERSAMPLING, strength=30.0)
     backdrop = np.array([int(BACKGROUND[k : k + 2], 16) for k in (1, 3, 5)], np.float32)
     drawn = np.where(np.isfinite(depth)[..., None], image * shade[..., None], backdrop)
@@ -284,12 +289,17 @@ def _facing(camera: PictureCamera, scene: PictureScene) -> NDArray[np.bool_]:
     return ~(np.einsum("ni,ni->n", scene.normals, towards_viewer) < 0)
 
 
-def _radius(camera: PictureCamera, points: NDArray[Any]) -> float:
+def _radius(camera: PictureCamera, points: NDArray[Any], spacing: float) -> float:
     """Of a spot in pixels: large where points are few, so that they are not a fog."""
-    pixels, _ = camera.project(points)
-    num_visible = max(1, int(((pixels >= 0) & (pixels < camera.size)).all(1).sum()))
+    pixels, depth = camera.project(points)
+    visible = ((pixels >= 0) & (pixels < camera.size)).all(1)
     width, height = camera.size
-    return float(np.clip(np.sqrt(_COVERED * width * height / (np.pi * num_visible)), *_RADII))
+    radius = np.sqrt(_COVERED * width * height / (np.pi * max(1, int(visible.sum()))))
+    if spacing and visible.any():
+        # Half the diagonal of a square of neighbours reaches its middle.
+        scale = 1.0 if camera.parallel else 1 / float(np.median(depth[visible]))
+        radius = max(radius, 0.75 * spacing * camera.focal_pixels * scale)
+    return float(np.clip(radius, *_RADII))
 
 
 def _sample(points: NDArray[np.float32]) -> NDArray[np.float32]:
