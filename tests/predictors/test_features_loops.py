@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from box_room import CAMERA, BoxRoom, pose_at
 
 from anchor3r.evaluation.metrics import Alignment, trajectory_errors
 from anchor3r.pipeline.mapper import Mapper
@@ -14,6 +13,7 @@ from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, load_map
+from box_room import CAMERA, BoxRoom, pose_at
 
 NUM_FRAMES, ROUND = 110, 80
 

@@ -59,6 +59,6 @@ class KeyframeDepth:
             if array.shape != shape:
                 raise ValueError(f"{name} of frame {self.frame} is {array.shape}, its camera has {shape}")
 
-    def points_in_camera(self) -> NDArray[np.float64]:
+    def points_in_camera(self) -> NDArray[np.floating[Any]]:
         """(h, w, 3); NaN where there is no depth"""
         return self.camera.unproject_map(self.depth)
