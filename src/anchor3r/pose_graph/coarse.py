@@ -24,7 +24,7 @@ from anchor3r.pose_graph.topology import Topology, components_of
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
 
-_MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-3
+_MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-2
 
 
 class Sigmas(NamedTuple):

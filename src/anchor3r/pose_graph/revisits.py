@@ -121,7 +121,7 @@ class Decision:
     def run(self, revisit: Int, is_given: Bool) -> None:
         """Decides on all events, by revisit (k,): on revisits of several first, then on single events."""
         if is_given.any():
-            self._close(is_given)
+            self._close(is_given, is_far=True)
         open_ = self._events.is_sound & ~is_given
         size = np.bincount(revisit)[revisit] if len(revisit) else revisit
         misfits = self._close_in_turn(revisit, open_ & (size > 1))
@@ -135,13 +135,14 @@ class Decision:
         waiting, reach = pending.copy(), _BATCH * self._config.coarse_frames
         while waiting.any():
             fits = self._fitting(revisit, np.flatnonzero(waiting & is_sampled), reach, failed)
-            chosen = self._largest(revisit, waiting & fits[revisit])
+            good = waiting & fits[revisit]
+            chosen = self._largest(revisit, good)
             waiting &= ~chosen
             if chosen.any():
                 misfits |= self._take(revisit, chosen, is_sampled)
             elif np.isinf(reach):
                 break
-            else:  # farther by a factor, until all frames are within reach
+            if not np.any(good & ~chosen):  # farther by a factor, until all frames are within reach
                 reach = _BATCH * reach if reach < len(self._odometry) else np.inf
         self._test(np.flatnonzero(waiting & ~is_sampled))
         return misfits
@@ -176,12 +177,12 @@ class Decision:
         self.drift.learn(
             _medians(revisit[rows], self.chi_square[rows]), _medians(revisit[rows], self.way_frames[rows])
         )
-        self._close(chosen, rows)
+        self._close(chosen, is_far=bool(np.any(np.abs(self.error[rows, :3]) > _FAR_TURN)))
         several = chosen & (np.bincount(revisit[chosen])[np.where(chosen, revisit, 0)] > 1)
         wrong = several & ~self._agree_with_closed(several, is_sampled)
         if wrong.any():
             self.is_closed &= ~wrong
-            self._close(np.zeros_like(chosen))
+            self._close(np.zeros_like(chosen), is_far=False)
         return wrong
 
     def _agree_with_closed(self, chosen: Bool, is_sampled: Bool) -> Bool:
@@ -252,8 +253,8 @@ class Decision:
         turn, stretch = [1.0] * 3 + [square] * 3 + [0.0], [0.0] * 3 + [square] * 3 + [1.0]
         return np.stack([np.diag(turn), np.diag(stretch)])
 
-    def _close(self, chosen: Bool, tested: Int | None = None) -> None:
-        """Closes events besides those closed already. tested: events (w,) whose misclosures are known."""
+    def _close(self, chosen: Bool, *, is_far: bool) -> None:
+        """Closes events besides those closed already. is_far: whether the map may have to turn far for it."""
         self.is_closed |= chosen
         events, coarse, which = self._events, self._coarse, np.flatnonzero(self.is_closed)
         center = self._odometry.center()[coarse.row]
@@ -267,12 +268,11 @@ class Decision:
             length * (self._noise.relative + self._noise.scale_rate * root),
             self._noise.scale_rate * root,
         )
-        is_near = tested is not None and np.all(np.linalg.norm(self.error[tested, :3], axis=1) < _FAR_TURN)
         self.closed = close_loops(
             coarse, self._odometry,
             Claims(events.early[which], events.late[which], events.correction.select(which)),
             steps, events.sigmas.select(which),
-            start=self.closed.nodes if is_near else None, is_free=self._is_free,
+            start=None if is_far else self.closed.nodes, is_free=self._is_free,
         )  # fmt: skip
         self._ways.open((coarse.node[events.early[which]], coarse.node[events.late[which]]))
 
