@@ -39,13 +39,9 @@ from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
+from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
-from anchor3r.pose_graph.verification import (
-    EventVerdicts,
-    Verification,
-    VerificationConfig,
-    verify_loops,
-)
+from anchor3r.pose_graph.verification import EventVerdicts, Verification, verify_loops
 
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
@@ -148,7 +144,8 @@ def refine_poses(
     if verified is None or is_lone.any():
         starts.append(PoseState.of(initial, averaged))
     if verified is not None:
-        starts.append(PoseState.of(verified.closed.poses, log_scale + verified.closed.log_scale))
+        closed, growth = verified.closed.frames()
+        starts.append(PoseState.of(closed, log_scale + growth))
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
     inflation = 1.0 if verified is None else verified.window_inflation
