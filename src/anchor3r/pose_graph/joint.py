@@ -152,10 +152,7 @@ def refine_poses(
     if known is not None and config.scale != "free":
         raise ValueError("priors need free scales")
     if not np.any(edges.weight > 0):
-        return RefinedPoses(initial, np.zeros(n), None), Report(
-            status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
-            num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
-        )  # fmt: skip
+        return RefinedPoses(initial, np.zeros(n), None), _nothing_done(n, len(edges), stopwatch)
     is_judged = (edges.kind == EdgeKind.LOOP) & (config.loss == "gm")
     is_lone = is_judged & _is_small(edges) if event_of_group is None else np.zeros(len(edges), bool)
     verified, log_scale = None, np.zeros(n)
@@ -188,6 +185,13 @@ def refine_poses(
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
         num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
         details=refinement.details(verdicts) | {"inner_iterations": outcome.inner_iterations},
+    )  # fmt: skip
+
+
+def _nothing_done(num_frames: int, num_edges: int, stopwatch: Stopwatch) -> Report:
+    return Report(
+        status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=num_frames,
+        num_edges=num_edges, num_components=num_frames, cpu_seconds=stopwatch.seconds(),
     )  # fmt: skip
 
 
