@@ -152,7 +152,7 @@ def worlds(
         keep_maps: Keep the maps, too.
     """
     from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
-    from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+    from anchor3r.evaluation.runner import run_benchmark
 
     lengths = dict.fromkeys(PARTS, frames) | {"grid": grid_frames, "stream": stream_frames}
     names = [
@@ -161,19 +161,9 @@ def worlds(
         for number in _numbers(stream_seeds if motion == "stream" else seeds)
     ]
     results = run_benchmark(
-        Worlds(lengths),
-        Path(),
-        out,
-        MapAndRefine(
-            mapping=settings,
-            refinements={OFFLINE: refine} if offline else {},
-            dense=DensifySettings() if dense else None,
-        ),
-        sequences=names,
-        workers=workers,
-        keep_maps=keep_maps,
-        finished=_print_finished,
-    )
+        Worlds(lengths), Path(), out, _mapping_of(settings, refine if offline else None, dense=dense),
+        sequences=names, workers=workers, keep_maps=keep_maps, finished=_print_finished,
+    )  # fmt: skip
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
     return _benchmarked(out, results)
 
@@ -222,18 +212,11 @@ def variants(
     results = []
     for front_end in _front_ends(predictors, imported, settings, refine, intervals):
         print(f"{front_end.name}:", flush=True)
-        results.append(
-            run_benchmark(
-                chosen,
-                root,
-                out / front_end.name,
-                front_end,
-                sequences=_names(sequences),
-                workers=workers,
-                max_frames=max_frames,
-                finished=_print_finished,
-            )
-        )
+        done = run_benchmark(
+            chosen, root, out / front_end.name, front_end,
+            sequences=_names(sequences), workers=workers, max_frames=max_frames, finished=_print_finished,
+        )  # fmt: skip
+        results.append(done)
     shown = dict.fromkeys([*chosen.protocol.metrics, "ate_rmse_m", "rre_rmse_deg", "rte_rmse_m"])
     text = run_tables(results, list(shown))
     with replacing(out / "table.md") as file:
@@ -241,6 +224,17 @@ def variants(
     print(f"\n{text}\n\n{out / 'table.md'} has these tables.")
     front_ends = {path.parent.name: path for path in sorted(out.glob("*/results.json"))}
     return {"out": out, "front_ends": front_ends, "table": out / "table.md"}
+
+
+def _mapping_of(settings: MapSettings, refine: RefineSettings | None, *, dense: bool) -> MapFunction:
+    """What is run on every sequence."""
+    from anchor3r.evaluation.runner import MapAndRefine
+
+    return MapAndRefine(
+        mapping=settings,
+        refinements={} if refine is None else {OFFLINE: refine},
+        dense=DensifySettings() if dense else None,
+    )
 
 
 def _benchmark(name: str, frames: int | None) -> Benchmark:
@@ -460,18 +454,14 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         """
         from anchor3r.evaluation.benchmarks import BENCHMARKS
-        from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+        from anchor3r.evaluation.runner import run_benchmark
         from anchor3r.evaluation.tables import run_tables
 
         results = run_benchmark(
             BENCHMARKS[name],
             root,
             out,
-            MapAndRefine(
-                mapping=settings,
-                refinements={OFFLINE: refine} if offline else {},
-                dense=DensifySettings() if dense else None,
-            ),
+            _mapping_of(settings, refine if offline else None, dense=dense),
             sequences=_names(sequences),
             workers=workers,
             max_frames=max_frames,
