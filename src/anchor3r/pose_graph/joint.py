@@ -147,10 +147,8 @@ def refine_poses(
     edges = graph.edges
     topology = topology_of(edges)
     n = len(topology.frames)
-    if len(initial) != n:
-        raise ValueError(f"{len(initial)} initial poses for {n} frames")
-    if known is not None and config.scale != "free":
-        raise ValueError("priors need free scales")
+    if len(initial) != n or (known is not None and config.scale != "free"):
+        raise ValueError(f"{len(initial)} initial poses for {n} frames, or priors without free scales")
     if not np.any(edges.weight > 0):
         return RefinedPoses(initial, np.zeros(n), None), _nothing_done(n, len(edges), stopwatch)
     is_judged = (edges.kind == EdgeKind.LOOP) & (config.loss == "gm")
@@ -175,12 +173,9 @@ def refine_poses(
     refinement = _Refinement(edges, topology, ties, config, inflation)
     state, outcome = refinement.run(starts)
     placed = None if known is None else refinement.place(state, known.in_rows(topology.frames))
-    if placed is None:
-        state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
-    else:
-        state = placed.state
+    back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    return RefinedPoses(state.poses(), state.log_scale, verdicts, placed), Report(
+    return RefinedPoses(back.poses(), back.log_scale, verdicts, placed), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
         num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
