@@ -78,9 +78,12 @@ class DriftVariance:
 
     @property
     def typical_way(self) -> float:
-        """Frames around a closed loop, in the median over revisits."""
+        """Frames around a closed loop, in the mean weighted by the frames themselves.
+
+        A street driven three times is closed twice by ways of no length, which say nothing of drift.
+        """
         ways = self._ways[np.isfinite(self._ways)]
-        return max(float(np.median(ways)), 1.0) if len(ways) else self._least_way
+        return max(float(ways @ ways / max(ways.sum(), 1.0)), self._least_way)
 
     def learn(self, chi_square: Float, way_frames: Float) -> None:
         """Takes new revisits (r,): their χ² under the present factor, and their ways."""
