@@ -46,6 +46,9 @@ def check_against_dense(num_nodes: int, i: Index, j: Index, size: int, seed: int
     solution = cholesky.solve(rhs).reshape(-1, 3)
     residual = dense @ solution - rhs.reshape(-1, 3)
     assert np.abs(residual).max() < 1e-10 * np.abs(dense).max() * np.abs(solution).max() + 1e-12
+    inverse = np.linalg.inv(dense).reshape(num_nodes, size, num_nodes, size)
+    blocks = np.stack([inverse[node, :, node] for node in range(num_nodes)])
+    assert_allclose(cholesky.inverse_diagonal(), blocks, atol=1e-8 * np.abs(blocks).max())
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -77,7 +77,8 @@ def write_covariance(path: Path | str, trajectory: Trajectory) -> None:
     covariance = trajectory.covariance
     if covariance is None or not np.isfinite(covariance).any():
         raise Anchor3RError(
-            f"cannot write {path}: these poses have no covariance; online poses have one, refined ones not"
+            f"cannot write {path}: these poses have no covariance; online poses have one, and refined ones "
+            "of method joint, unless the graph is too large for it"
         )
     axes = ("rx", "ry", "rz", "cx", "cy", "cz")
     head = ",".join(["frame", *(f"{a}_{b}" for a in axes for b in axes)]) + "\n"

@@ -68,6 +68,8 @@ class _Solved:
     verdicts: EventVerdicts | None
     report: Report
     placed: Placed | None = None
+    covariance: NDArray[np.float64] | None = None
+    """(n, 6, 6) as in `FramePose`"""
 
 
 def solve(
@@ -147,9 +149,13 @@ def _joint(
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(
-        graph, start, config, vouched=vouched, event_of_group=event_of, known=known
-    )
-    return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report, refined.placed)
+        graph, start, config,
+        vouched=vouched, event_of_group=event_of, known=known, with_covariance=True,
+    )  # fmt: skip
+    return _Solved(
+        refined.camera_from_world, refined.log_scale, refined.events, report, refined.placed,
+        refined.covariance,
+    )  # fmt: skip
 
 
 def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
@@ -212,16 +218,26 @@ def _trajectory(online: Trajectory, edges: Edges, used: Edges, solved: _Solved) 
     log_scale = np.zeros(len(online)) if online.log_scale is None else online.log_scale.copy()
     rotation[rows], center[rows] = solved.camera_from_world.rotation, solved.camera_from_world.center()
     log_scale[rows] = solved.log_scale
-    refined = replace(online, rotation=rotation, center=center, log_scale=log_scale, covariance=None)
+    covariance = None
+    if solved.covariance is not None:
+        covariance = np.full((len(online), 6, 6), np.nan)
+        covariance[rows] = solved.covariance
+    refined = replace(online, rotation=rotation, center=center, log_scale=log_scale, covariance=covariance)
     topology = topology_of(used, online.frames)
     if solved.placed is not None:
         return replace(refined, component=topology.component)
     first = topology.gauge
     solved_from_online = refined.camera_from_world[first].inverse() @ online.camera_from_world[first]
     poses = refined.camera_from_world @ solved_from_online[topology.component]
+    if covariance is not None:
+        axes = np.zeros((len(online), 6, 6))
+        axes[:, :3, :3] = np.eye(3)  # of the camera, which do not change
+        axes[:, 3:, 3:] = np.swapaxes(solved_from_online.rotation, 1, 2)[topology.component]
+        covariance = axes @ covariance @ np.swapaxes(axes, 1, 2)
     return replace(
         refined,
         rotation=np.asarray(poses.rotation, np.float64),
         center=np.asarray(poses.center(), np.float64),
         component=topology.component,
+        covariance=covariance,
     )

@@ -25,6 +25,7 @@ from anchor3r.pose_graph.averaging.scales import (
     joined,
     walk_ties,
 )
+from anchor3r.pose_graph.covariance import pose_covariances
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
     ErrorModel,
@@ -120,6 +121,9 @@ class RefinedPoses:
     """on every loop event; None if they were not judged (loss "none")"""
     placed: Placed | None = None
     """how the poses lie in the world that priors speak of; None if there were none"""
+    covariance: NDArray[np.float64] | None = None
+    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), the first frame of each component held;
+    None unless asked for, with priors, or where it would take too long (`covariance`)"""
 
 
 def refine_poses(
@@ -131,6 +135,7 @@ def refine_poses(
     vouched: NDArray[np.int64] = _NOBODY,
     event_of_group: NDArray[np.int64] | None = None,
     known: Knowledge | None = None,
+    with_covariance: bool = False,
 ) -> tuple[RefinedPoses, Report]:
     """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
 
@@ -175,7 +180,9 @@ def refine_poses(
     placed = None if known is None else refinement.place(state, known.in_rows(topology.frames))
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    return RefinedPoses(back.poses(), back.log_scale, verdicts, placed), Report(
+    # Priors move the gauge elsewhere; how well they place each frame is not worked out.
+    covariance = refinement.covariance(back) if with_covariance and placed is None else None
+    return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
         num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
@@ -282,7 +289,9 @@ class _Refinement:
         component, gauge = components_of(len(self.topology.frames), i, t)
         self.topology = replace(self.topology, component=component, gauge=gauge)
         is_free = config.scale == "free"
-        problem = PoseProblem(self._pose_edges, self._used, self._ties, self.topology.gauge, is_free)
+        self._problem = problem = PoseProblem(
+            self._pose_edges, self._used, self._ties, self.topology.gauge, is_free
+        )
         solver = self._solver(problem)
         width = config.width if config.loss == "gm" else np.inf
         self._estimator = estimator = ErrorModelEstimator(
@@ -345,6 +354,11 @@ class _Refinement:
             start, known.kinds, assumed, solved, model,
             width=config.width, clock=known.clock, config=config.placement,
         )  # fmt: skip
+
+    def covariance(self, state: PoseState) -> NDArray[np.float64] | None:
+        """(n, 6, 6) of the poses that `run` has found, in whatever gauge."""
+        errors, inflation = self._estimator.current()
+        return pose_covariances(self._problem, state, errors, inflation)
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""

@@ -103,6 +103,10 @@ class ErrorModelEstimator:
         self._update(state)
         return ErrorModel(self.information(), self._width_sq * self._inflation)
 
+    def current(self) -> tuple[ErrorModel, float]:
+        """The model last suggested, and how many times larger variances are than those it was given."""
+        return ErrorModel(self.information(), self._width_sq * self._inflation), self._inflation
+
     def __call__(self, state: PoseState) -> ErrorModel | None:
         """The same, None if it has hardly changed; that of plain squares never does."""
         if np.isinf(self._width_sq) or not self._update(state):

@@ -54,6 +54,12 @@ class Cholesky:
         k = rhs.size // max(1, n * b)
         return _solve(self.analysis, b, self._factor, rhs.reshape(n * b, k)).reshape(rhs.shape)
 
+    def inverse_diagonal(self) -> NDArray[np.float64]:
+        """(n, b, b) the blocks of A⁻¹ on its diagonal, for about the cost of three factorisations."""
+        out = np.empty((len(self.analysis.order), self.block_size, self.block_size))
+        _inverse_diagonal(self.analysis, self.block_size, self._factor, out)
+        return out
+
 
 @kernel
 def _factorise(
@@ -318,3 +324,65 @@ def _tallest_front(analysis: Analysis) -> int:
         width = analysis.column_start[s + 1] - analysis.column_start[s]
         tallest = max(tallest, width + analysis.row_start[s + 1] - analysis.row_start[s])
     return tallest
+
+
+@kernel
+def _inverse_diagonal(analysis: Analysis, size: int, factor: AnyArray, out: AnyArray) -> None:
+    """Takahashi's equations: blocks (n, b, b) on the diagonal of A⁻¹, from the last supernode to the first.
+
+    With the rows [U, V] of Lᵀ that a supernode holds and the inverse Z of what is eliminated later, its part
+    of the inverse is [W, -Y Z] with Y = U⁻¹ V and W = U⁻¹ U⁻ᵀ + Y Z Yᵀ. Z lies in the parent's front, and
+    only the fronts on the way to the root are kept.
+    """
+    num = len(analysis.parent)
+    end = np.zeros(num + 1, np.int64)  # of each front on the stack; the last entry serves parents -1
+    for s in range(num - 1, -1, -1):
+        total = analysis.column_start[s + 1] - analysis.column_start[s]
+        total += analysis.row_start[s + 1] - analysis.row_start[s]
+        end[s] = end[analysis.parent[s]] + (size * total) ** 2
+    stack = np.empty(end.max())
+    index = np.empty(size * _tallest_front(analysis), np.int64)
+    for s in range(num - 1, -1, -1):
+        panel = _panel(analysis, s, size, factor)
+        width, total = panel.shape
+        height = total - width
+        first = end[analysis.parent[s]]
+        front = stack[first : end[s]].reshape(total, total)
+        if height > 0:
+            up = analysis.parent[s]
+            side = int(np.sqrt(end[up] - end[analysis.parent[up]]) + 0.5)
+            theirs = stack[end[analysis.parent[up]] : end[up]].reshape(side, side)
+            _expand(analysis.relative, analysis.row_start[s], height, size, index)
+            for row in range(height):
+                for column in range(height):
+                    front[width + row, width + column] = theirs[index[row], index[column]]
+        _invert_front(panel, front)
+        for column in range(analysis.column_start[s], analysis.column_start[s + 1]):
+            at = size * (column - analysis.column_start[s])
+            out[analysis.order[column]] = front[at : at + size, at : at + size]
+
+
+@kernel
+def _invert_front(panel: AnyArray, front: AnyArray) -> None:
+    """Fills a front's own rows and columns of the inverse; the rest of it is known."""
+    width, total = panel.shape
+    solved = np.zeros((width, total))  # U⁻¹ [1, V]
+    for k in range(width - 1, -1, -1):
+        row = solved[k]
+        row[k] = 1.0
+        for column in range(width, total):
+            row[column] = panel[k, column]
+        for later in range(k + 1, width):
+            f, other = panel[k, later], solved[later]
+            for column in range(total):
+                row[column] -= f * other[column]
+        for column in range(total):
+            row[column] /= panel[k, k]
+    inverse, y = np.ascontiguousarray(solved[:, :width]), np.ascontiguousarray(solved[:, width:])
+    own = inverse @ inverse.T
+    if total > width:
+        across = y @ np.ascontiguousarray(front[width:, width:])
+        own += across @ y.T
+        front[:width, width:] = -across
+        front[width:, :width] = -across.T
+    front[:width, :width] = own

@@ -98,7 +98,7 @@ class Structure(NamedTuple):
     terms: BlockTerms = NO_TERMS
     """whose rows are those of every system to come"""
 
-    def nodes(self, node: Index) -> _NodeStructure:
+    def nodes(self, node: Index) -> NodeStructure:
         """The structure of the block matrix of some nodes, by the node (n,) of each frame."""
         pairs = [
             (node[self.edges.i], node[self.edges.t], self.used),
@@ -113,12 +113,14 @@ class Structure(NamedTuple):
         )
         ends = np.cumsum([np.count_nonzero(where) for where in paired])
         slots = np.split(analysis.slot[: ends[-1]], ends[:-1])
-        return _NodeStructure(
+        return NodeStructure(
             analysis, *(_scattered(s, where) for s, where in zip(slots, paired, strict=True))
         )
 
 
-class _NodeStructure(NamedTuple):
+class NodeStructure(NamedTuple):
+    """Of the block matrix of some nodes."""
+
     analysis: Analysis
     slot: NDArray[np.int32]
     """(m,) pair of each edge, -1 if it has none"""
@@ -162,7 +164,7 @@ class DirectSolver:
     """Factorises H."""
 
     def __init__(
-        self, structure: Structure, frames: _NodeStructure | None = None, *, keeps_factor: bool = False
+        self, structure: Structure, frames: NodeStructure | None = None, *, keeps_factor: bool = False
     ) -> None:
         """frames: the structure with every frame a node, if it is at hand already.
 
@@ -182,6 +184,14 @@ class DirectSolver:
                 self._made_for = np.nan
                 return None, 1
         return -self._matrix.cholesky.solve(system.gradient[:, :, None])[:, :, 0], 1
+
+
+def factorised(system: LinearSystem, frames: NodeStructure, *, held: float) -> Cholesky | None:
+    """The factor of H with every frame a node, the gauge `held` so stiffly; None if it is not definite."""
+    n, block = system.gradient.shape
+    matrix = _NodeMatrix(frames, block)
+    is_definite = matrix.factorise(system, Nodes(np.arange(n), np.zeros((n, 3))), held)
+    return matrix.cholesky if is_definite else None
 
 
 class TwoLevelSolver:
@@ -273,12 +283,15 @@ class TwoLevelSolver:
 class _NodeMatrix:
     """The block matrix of some nodes: how to fill it, and its factor."""
 
-    def __init__(self, structure: _NodeStructure, block: int) -> None:
+    def __init__(self, structure: NodeStructure, block: int) -> None:
         self._slot, self._tie_slot, self._term_slot = structure.slot, structure.tie_slot, structure.term_slot
         self.cholesky = Cholesky(structure.analysis, block)
 
-    def factorise(self, system: LinearSystem, nodes: Nodes) -> bool:
-        """Whether H, as the nodes see it, is positive definite. The system's gauge names nodes here."""
+    def factorise(self, system: LinearSystem, nodes: Nodes, held: float = 1.0) -> bool:
+        """Whether H, as the nodes see it, is positive definite. The system's gauge names nodes here.
+
+        held: stiffness of the gauge, over that of its nodes themselves.
+        """
         analysis, b = self.cholesky.analysis, self.cholesky.block_size
         diagonal, pairs = np.zeros((len(analysis.order), b, b)), np.zeros((analysis.num_pairs, b, b))
         assemble(system.edges, system.state, system.metric, nodes, self._slot, diagonal, pairs)
@@ -290,7 +303,7 @@ class _NodeMatrix:
         if len(system.terms.a):
             _add_terms(system.terms, nodes, self._term_slot, diagonal, pairs)
         scalars = np.einsum("nkk->nk", diagonal)  # a view
-        scalars += _stiffness(scalars, system)
+        scalars += _stiffness(scalars, system, held)
         return self.cholesky.factorise(diagonal, pairs)
 
 
@@ -301,14 +314,14 @@ def _scattered(values: NDArray[np.int64], where: NDArray[np.bool_]) -> NDArray[n
     return out
 
 
-def _stiffness(scalars: Float, system: LinearSystem) -> Float:
+def _stiffness(scalars: Float, system: LinearSystem, held: float = 1.0) -> Float:
     """(n, b) what damping and gauge add to the diagonal's scalars (n, b).
 
     The gradient has no part along motions of all frames alike, which cost nothing, so any stiffness of the
     gauge rows holds them where they are. A frame whose edges have all lost their weight is held as well.
     """
     factor = np.full((len(scalars), 1), system.damping)
-    factor[system.gauge] += 1
+    factor[system.gauge] += held
     return factor * scalars + np.where(scalars > 0, 0.0, 1.0)
 
 

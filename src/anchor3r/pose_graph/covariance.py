@@ -1,0 +1,44 @@
+"""How well refined poses are known: blocks of the inverse of the normal matrix, by a selected inverse.
+
+The gauge is that of the poses themselves: the first frame of each component is exact, and the others are
+known relative to it. Edges count with the weights and the noise that the refinement ended with, which holds
+what verified loops told of the errors that windows share (`verification`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem, quadratic_model
+from anchor3r.pose_graph.linalg.step_solvers import Structure, factorised
+from anchor3r.pose_graph.pose_system import PoseState
+
+_MAX_OPERATIONS = 2e11  # of one factorisation, some ten seconds; the inverse costs a few of them
+_MAX_BYTES = 2e9
+_HELD = 1e8  # stiffness of the gauge, over that of the frame itself
+
+
+def pose_covariances(
+    problem: PoseProblem, state: PoseState, errors: ErrorModel, inflation: float = 1.0
+) -> NDArray[np.float64] | None:
+    """(n, 6, 6) of every pose: rotation (camera axes, rad²), then centre (world axes).
+
+    inflation: how many times larger all variances are than the errors' model says.
+    None where the factor would be too large, as on routes of tens of thousands of frames with many revisits.
+    """
+    n = len(state.center)
+    structure = Structure(problem.edges, problem.ties, problem.used, n, problem.block)
+    nodes = structure.nodes(np.arange(n))
+    operations, size = nodes.analysis.factor_cost(problem.block)
+    if operations > _MAX_OPERATIONS or 8 * size > _MAX_BYTES:
+        return None
+    cholesky = factorised(quadratic_model(problem, state, errors), nodes, held=_HELD)
+    if cholesky is None:
+        return None
+    covariance = inflation * cholesky.inverse_diagonal()[:, :6, :6]
+    covariance[problem.gauge] = 0
+    # Unknowns turn a camera about world axes.
+    axes = np.zeros((n, 6, 6))
+    axes[:, :3, :3], axes[:, 3:, 3:] = state.rotation, np.eye(3)
+    return np.asarray(axes @ covariance @ np.swapaxes(axes, 1, 2), np.float64)

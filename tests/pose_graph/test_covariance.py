@@ -1,0 +1,101 @@
+"""Covariances of refined poses: against a dense inverse, and against the scatter of repeated solves."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from numpy.typing import NDArray
+
+from anchor3r.geometry import SE3, so3_exp, so3_log
+from anchor3r.pose_graph.covariance import pose_covariances
+from anchor3r.pose_graph.edges import Edges, MotionGraph
+from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem
+from anchor3r.pose_graph.joint import RefineConfig, refine_poses
+from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, ScaleTies
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, apply_matrix
+from measured_graphs import measure, random_poses, window_pairs
+
+ROTATION_SIGMA, TRANSLATION_SIGMA = 2e-3, 1e-2
+
+
+def chain_with_a_loop(num_frames: int) -> tuple[SE3, NDArray[np.int64], NDArray[np.int64]]:
+    """Poses on a circle, and pairs: windows of three, and one loop."""
+    angle = 2 * np.pi * np.arange(num_frames) / num_frames
+    center = np.stack([np.cos(angle), np.zeros(num_frames), np.sin(angle)], 1) * num_frames / 6
+    poses = SE3.from_center(so3_exp(np.stack([0 * angle, angle, 0 * angle], 1)), center)
+    i, t = window_pairs(num_frames, 3)
+    return poses, np.append(i, 0), np.append(t, num_frames - 1)
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+def test_equal_to_a_dense_inverse_with_the_first_frame_held(is_free: bool) -> None:
+    rng = np.random.default_rng(0)
+    n, block = 24, 7 if is_free else 6
+    poses, i, t = chain_with_a_loop(n)
+    measured = poses[i] @ poses[t].inverse()
+    edges = PoseEdges(i, t, measured.rotation, measured.translation)
+    ties = NO_TIES
+    if is_free:
+        ties = ScaleTies(np.arange(n - 1), np.arange(1, n), np.zeros(n - 1), np.full(n - 1, 1e4))
+    information = rng.uniform(1e3, 1e5, (len(i), 2))
+    problem = PoseProblem(edges, np.ones(len(i), bool), ties, np.array([0]), is_free)
+    state = PoseState.of(poses)
+    found = pose_covariances(problem, state, ErrorModel(information, np.inf), inflation=2.0)
+    assert found is not None
+    dense = np.zeros((n * block, n * block))
+    for column in range(n * block):
+        x, image = np.zeros((n, block)), np.zeros((n, block))
+        x.flat[column] = 1
+        apply_matrix(edges, state, information, x, image)
+        if is_free:
+            pull = ties.weight * (x[ties.a, 6] - x[ties.b, 6])
+            np.add.at(image[:, 6], ties.a, pull)
+            np.add.at(image[:, 6], ties.b, -pull)
+        dense[:, column] = image.ravel()
+    inverse = 2.0 * np.linalg.inv(dense[block:, block:])
+    assert_array_equal(found[0], 0)
+    for frame in range(1, n):
+        own = slice((frame - 1) * block, (frame - 1) * block + 6)
+        axes = np.eye(6)
+        axes[:3, :3] = poses.rotation[frame]
+        expected = axes @ inverse[own, own] @ axes.T
+        assert_allclose(found[frame], expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("loss", ["none", "gm"])
+def test_poses_scatter_as_their_covariance_says(loss: Literal["none", "gm"]) -> None:
+    """Monte Carlo: independent edges of known noise, refined again and again."""
+    rng = np.random.default_rng(1)
+    poses, i, t = chain_with_a_loop(30)
+    truth = poses[i] @ poses[t].inverse()
+    information = np.diag([ROTATION_SIGMA**-2.0] * 3 + [TRANSLATION_SIGMA**-2.0] * 3)
+    squares = []
+    for _ in range(40):
+        turn = ROTATION_SIGMA * rng.normal(size=(len(i), 3))
+        shift = TRANSLATION_SIGMA * rng.normal(size=(len(i), 3))
+        edges = Edges.of(
+            i, t, truth.rotation @ so3_exp(turn), truth.translation + shift, information=information
+        )
+        refined, _ = refine_poses(MotionGraph(edges), poses, RefineConfig(loss=loss), with_covariance=True)
+        assert refined.covariance is not None
+        error = np.concatenate(
+            [
+                so3_log(refined.camera_from_world.rotation @ np.swapaxes(poses.rotation, 1, 2)),
+                refined.camera_from_world.center() - poses.center(),
+            ],
+            1,
+        )[1:]
+        solved = np.linalg.solve(refined.covariance[1:], error[..., None])[..., 0]
+        squares.append((error * solved).sum(1))
+    assert np.mean(squares) == pytest.approx(6.0, rel=0.15)
+    assert np.mean(np.array(squares) < 12.59) == pytest.approx(0.95, abs=0.03)
+
+
+def test_not_asked_for_not_there() -> None:
+    rng = np.random.default_rng(3)
+    poses = random_poses(10, rng)
+    graph = MotionGraph(measure(poses, *window_pairs(10, 4), rng))
+    assert refine_poses(graph, poses)[0].covariance is None
