@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anchor3r.evaluation import metrics
 from anchor3r.evaluation.association import associate
-from anchor3r.evaluation.metrics import Alignment, trajectory_errors
+from anchor3r.evaluation.metrics import Alignment, ellipsoid_shares, trajectory_errors
 from anchor3r.geometry import SE3, Sim3, so3_exp
 from anchor3r.trajectory import nearest_in_time
 
@@ -223,3 +223,25 @@ def test_depth_errors() -> None:
     assert (got.within_5, got.within_10, got.coverage) == pytest.approx((2 / 3, 1, 3 / 4))
     assert np.isnan(metrics.depth_errors(depth[:0], true[:0]).abs_rel)
     assert metrics.depth_errors(np.full(6, np.nan), true).coverage == 0
+
+
+@pytest.mark.parametrize("is_relative_to_first", [True, False])
+def test_honest_covariances_hold_as_many_true_poses_as_they_promise(is_relative_to_first: bool) -> None:
+    rng = np.random.default_rng(0)
+    n, scale = 4000, 2.5
+    true = SE3(so3_exp(rng.normal(size=(n, 3))), 10 * rng.normal(size=(n, 3)))  # world from camera
+    half = rng.normal(size=(n, 6, 6)) * ([1e-3] * 3 + [1e-2] * 3)
+    covariance = half.swapaxes(1, 2) @ half
+    covariance[::2] = 0  # exact, and every second frame the reference of the next
+    root = np.linalg.cholesky(covariance + 1e-14 * np.eye(6))
+    error = np.einsum("nij,nj->ni", root, rng.normal(size=(n, 6)))
+    error[::2] = 0
+    estimated = SE3(true.rotation @ so3_exp(-error[:, :3]), true.translation / scale + error[:, 3:])
+    reference = np.zeros(n, np.int64) if is_relative_to_first else np.maximum(np.arange(n) - 1, 0)
+    covariance[::2] = np.nan
+    shares = ellipsoid_shares(estimated, true, covariance, reference, scale)
+    assert shares["within_50_percent"] == pytest.approx(50, abs=3)
+    assert shares["within_95_percent"] == pytest.approx(95, abs=1.5)
+    small = ellipsoid_shares(estimated, true, covariance / 9, reference, scale)
+    assert small["within_95_percent"] < 60
+    assert ellipsoid_shares(estimated, true, np.full_like(covariance, np.nan), reference, scale) == {}

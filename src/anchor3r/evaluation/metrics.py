@@ -14,8 +14,9 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import chi2
 
-from anchor3r.geometry import SE3, Array, Sim3, nearest_rotation, rotation_angle, umeyama
+from anchor3r.geometry import SE3, Array, Sim3, nearest_rotation, rotation_angle, so3_log, umeyama
 from anchor3r.trajectory import distance_along
 
 SEGMENT_LENGTHS_M = (100, 200, 300, 400, 500, 600, 700, 800)
@@ -24,6 +25,7 @@ MIN_STEP_M = 1e-6
 """Below this true displacement the direction of a motion means nothing."""
 MIN_STREAM = 100
 """Frames below which tenths of a stream are too short to compare."""
+_EXACT = 1e-30  # variance that counts as none
 
 
 class Alignment(StrEnum):
@@ -215,6 +217,41 @@ def trajectory_errors(
         translation_m=translation_m,
         segments=segment_errors(aligned, world_from_true),
     )
+
+
+def ellipsoid_shares(
+    world_from_estimated: SE3,
+    world_from_true: SE3,
+    covariance: Array,
+    reference: NDArray[np.int64],
+    scale: float,
+) -> dict[str, float]:
+    """In percent, how many true poses lie within the 50 % and the 95 % ellipsoids of the estimated ones.
+
+    Poses (n,) are compared as they lie relative to the pose at row reference[k], which is taken to be exact;
+    the truth is brought to the estimate's lengths by `scale`, the true length of one of its units.
+    covariance: (n, 6, 6) rotation (camera axes, rad²), centre (world axes, the estimate's lengths). Poses
+    without one, and those that are their own reference, do not count.
+    """
+    row = np.arange(len(reference))
+    known = np.isfinite(covariance).all((1, 2)) & (reference != row)
+    if not known.any():
+        return {}
+    row, reference = row[known], reference[known]
+    estimated = world_from_estimated[reference].inverse() @ world_from_estimated[row]
+    true = world_from_true[reference].inverse() @ world_from_true[row]
+    difference = np.swapaxes(estimated.rotation, 1, 2) @ true.rotation
+    moved_by = estimated.translation - true.translation / scale
+    in_world = np.einsum("nij,nj->ni", world_from_estimated[reference].rotation, moved_by)
+    error = np.concatenate([so3_log(difference), in_world], 1)
+    value, vector = np.linalg.eigh(covariance[row])
+    # What is said to be exact, and is not, lies outside.
+    along = np.einsum("nij,ni->nj", vector, error)
+    square = (along**2 / np.maximum(value, _EXACT)).sum(1)
+    return {
+        f"within_{percent}_percent": 100 * float(np.mean(square <= chi2.ppf(percent / 100, 6)))
+        for percent in (50, 95)
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

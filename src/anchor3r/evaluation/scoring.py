@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +36,12 @@ class ScoredTrajectory:
     errors: TrajectoryErrors
     coverage: float
     """Their share of all frames with a true pose."""
+    within: Mapping[str, float]
+    """Shares of true poses within the ellipsoids of the estimated ones; empty without covariances"""
 
     def metrics(self) -> dict[str, float]:
         """Those of the errors, and how steady they are over the stream."""
-        named = self.errors.metrics() | {"coverage": self.coverage}
+        named = self.errors.metrics() | {"coverage": self.coverage} | dict(self.within)
         if len(self.frames) < metrics.MIN_STREAM:
             return named
         steady = metrics.steadiness(self.errors.world_from_estimated, self.errors.world_from_true)
@@ -78,7 +80,7 @@ def score_poses(
     for name in names or scene_map.trajectory_names() or [ONLINE]:
         estimate = scene_map.trajectory(name)
         write_tum(out / f"{name}.tum", estimate)
-        found = scored_trajectory(estimate, truth, alignment)
+        found = scored_trajectory(estimate, truth, alignment, is_online=name == ONLINE)
         if found is None:
             variants[name] = {"coverage": 0.0}
         else:
@@ -135,11 +137,13 @@ def _draw(scene_map: Map, scored: dict[str, ScoredTrajectory], out: Path, title:
 
 
 def scored_trajectory(
-    estimate: Trajectory, truth: Trajectory, alignment: Alignment
+    estimate: Trajectory, truth: Trajectory, alignment: Alignment, *, is_online: bool = False
 ) -> ScoredTrajectory | None:
     """Compares by frame index; None if too few frames have both poses for an alignment.
 
     Of an estimate in several components only the largest counts: nothing relates it to the others.
+    is_online: covariances are those of the votes of a window, so that they tell how a pose lies relative to
+    the frame before; those of refined poses tell how it lies relative to the first frame.
     """
     estimate = estimate.largest_component()
     frames, of_estimate, of_truth = np.intersect1d(estimate.frames, truth.frames, return_indices=True)
@@ -148,7 +152,15 @@ def scored_trajectory(
     errors = metrics.trajectory_errors(
         estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth], alignment
     )
-    return ScoredTrajectory(frames=frames, errors=errors, coverage=len(frames) / len(truth))
+    within: dict[str, float] = {}
+    if estimate.covariance is not None:
+        row = np.arange(len(frames))
+        within = metrics.ellipsoid_shares(
+            estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth],
+            estimate.covariance[of_estimate], np.maximum(row - 1, 0) if is_online else np.zeros_like(row),
+            float(errors.true_from_estimated.scale),
+        )  # fmt: skip
+    return ScoredTrajectory(frames=frames, errors=errors, coverage=len(frames) / len(truth), within=within)
 
 
 def neighbour_metrics(graph: MotionGraph, truth: Trajectory) -> dict[str, float]:

@@ -95,6 +95,15 @@ METRICS: dict[str, Column] = {
     "neighbour_rotation_median_deg": Column(label="neighbour rotation (°)"),
     "neighbour_direction_median_deg": Column(label="neighbour direction (°)"),
     "error_growth": Column(label="error growth, last tenth / first"),
+    "within_50_percent": Column(
+        label="truth within 50 % ellipsoid (%)",
+        about="true poses within the 50 % ellipsoid of the stated covariance: of an online pose relative to "
+        "the frame before, of a refined one relative to the first frame, in one scale",
+        digits=1,
+    ),
+    "within_95_percent": Column(
+        label="truth within 95 % ellipsoid (%)", about="the same with the 95 % ellipsoid", digits=1
+    ),
     "coverage": Column(label="frames with a pose", digits=4, higher_is_better=True),
 }
 
