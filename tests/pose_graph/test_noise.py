@@ -29,6 +29,23 @@ def test_noise_is_found_beneath_outliers(kind: EdgeKind) -> None:
     assert model.translation[kind] == pytest.approx(0.02, rel=0.1)
 
 
+def test_a_chain_cannot_tell_its_own_noise() -> None:
+    """At a state that meets all odometry exactly, noise is what the loops miss by, not nothing."""
+    chain = (EDGES.kind == EdgeKind.LOOP) | (EDGES.frame_t - EDGES.frame_i == 1)
+    edges = EDGES.select(chain)
+    columns = PoseEdges(edges.frame_i, edges.frame_t, edges.rotation, edges.translation)
+    exact = edges.kind == EdgeKind.WINDOW
+    measured = ROUTE.camera_from_world[edges.frame_i] @ ROUTE.camera_from_world[edges.frame_t].inverse()
+    columns.rotation[exact], columns.translation[exact] = (
+        measured.rotation[exact],
+        measured.translation[exact],
+    )
+    model = NoiseModel(edges, columns, np.ones(len(edges), bool))
+    assert model.measure(TRUTH)
+    assert np.degrees(model.rotation_rad[EdgeKind.WINDOW]) > 0.05
+    assert_allclose(np.unique(model.information()[:, 0]).size, 1)
+
+
 def test_information_is_relative_to_length_and_weight() -> None:
     weight = np.where(np.arange(len(EDGES)) == 7, 4.0, 1.0)
     used = ALL.copy()

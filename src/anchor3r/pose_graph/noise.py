@@ -21,6 +21,7 @@ MEDIAN_CHI_SQ_6 = 5.348
 _LENGTH_FLOOR = 0.1  # of the median length
 _SAMPLE = 100_000  # edges of a kind that are looked at
 _SETTLED = 0.02  # noise that changes by a smaller part is kept
+_LEAST_REDUNDANCY = 1.5  # edges a frame that tell their noise by themselves
 _LEAST = 1e-9  # noise of measurements that fit exactly
 
 
@@ -35,7 +36,11 @@ class NoiseModel:
             length_sq + _LENGTH_FLOOR**2 * float(np.median(length_sq[used])) if used.any() else length_sq
         )
         self._kind = edges.kind
-        self._sample = {kind: _thinned(np.flatnonzero(used & (edges.kind == kind))) for kind in EdgeKind}
+        if _is_chain(pose_edges, used & (edges.kind == EdgeKind.WINDOW)):
+            # A chain meets each of its edges exactly if only they are trusted enough, so its errors do not
+            # tell its noise: the edges of all kinds are measured as one.
+            self._kind = np.full(len(edges), EdgeKind.WINDOW, np.int8)
+        self._sample = {kind: _thinned(np.flatnonzero(used & (self._kind == kind))) for kind in EdgeKind}
         self.rotation_rad = {kind: np.inf for kind in EdgeKind}
         self.translation = {kind: np.inf for kind in EdgeKind}
 
@@ -139,6 +144,12 @@ class ErrorModelEstimator:
         square = np.empty(len(self._used))
         squared_errors(self._edges, state, self._given, square)
         return max(1.0, float(np.median(square[self._used])) / MEDIAN_CHI_SQ_6)
+
+
+def _is_chain(edges: PoseEdges, which: NDArray[np.bool_]) -> bool:
+    """Whether some edges (m,) hardly join their frames by more than a chain would."""
+    num_frames = len(np.unique(np.concatenate([edges.i[which], edges.t[which]])))
+    return 0 < np.count_nonzero(which) < _LEAST_REDUNDANCY * num_frames
 
 
 def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:
