@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,11 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.projects import open_images
-from anchor3r.pipeline.camera import estimated_camera
+from anchor3r.pipeline.camera import common_camera, estimated_camera
 from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import StatedCamera, open_source
+from anchor3r.sources.undistortion import undistorted
 from anchor3r.store import Map, load_map
 from toy_source import write_toy_sequence
 
@@ -68,6 +71,22 @@ def test_a_stated_lens_is_taken_out_of_the_images_in_full_size(tmp_path: Path) -
         assert_array_equal(images.image(1), straight)
         _, camera = images.save([1], tmp_path / "images")[1]
         assert (camera.fx, camera.width, camera.height) == (700, 1000, 750)
+
+
+def test_the_lens_that_was_found_is_taken_out_of_exported_images(
+    street: Map, copied: Path, tmp_path: Path
+) -> None:
+    known = street.intrinsics(0)
+    assert known is not None
+    found = asdict(known) | {"fx": 1.02 * known.fx, "k1": -0.2, "k2": 0.05, "focal_px": 1.02 * known.fx}
+    change(copied, f"INSERT INTO meta VALUES ('camera', '{json.dumps(found)}')")
+    with load_map(copied) as made, open_images(made, 0, prefer_source=False) as images:
+        camera = common_camera(made)
+        assert (camera.fx, camera.cx, camera.width) == (1.02 * known.fx, known.cx, known.width)
+        name, saved = images.save([4], tmp_path / "images", camera)[4]
+        expected = undistorted(made.image(4), saved, (-0.2, 0.05))
+        written = np.asarray(Image.open(tmp_path / "images" / name)).astype(int)
+        assert np.abs(written - expected).mean() < 3 < np.abs(written - made.image(4)).mean()
 
 
 def test_without_images_and_source_there_is_nothing_to_write(copied: Path) -> None:

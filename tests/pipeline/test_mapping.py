@@ -96,6 +96,31 @@ def test_ground_truth_is_not_taken_from_where_there_is_none(tmp_path: Path) -> N
     assert not (tmp_path / "m").exists()
 
 
+def test_a_second_pass_holds_the_camera_that_the_first_one_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = "world:5?width=256&height=192&motion=driving&frames=24"
+    assert cli.main(["map", world, "--out", str(tmp_path / "first"), "--predictor", "features"]) == 0
+    assert "the stated camera, refined: focal length" in capsys.readouterr().out
+    again = ["map", world, "--out", str(tmp_path / "second"), "--camera", str(tmp_path / "first")]
+    assert cli.main(again) == 0
+    assert "the camera as found before, held: focal length" in capsys.readouterr().out
+    with load_map(tmp_path / "first") as first, load_map(tmp_path / "second") as second:
+        assert second.meta["camera"]["held"]
+        for name in ("fx", "cx", "k1"):
+            assert second.meta["camera"][name] == pytest.approx(first.meta["camera"][name])
+        camera = second.intrinsics(20)
+        assert camera is not None
+        assert camera.fx == pytest.approx(second.meta["camera"]["fx"])
+    assert cli.main([*again, "--fov", "60", "--overwrite"]) == 1
+    assert "state nothing else" in capsys.readouterr().err
+    map_source(WORLD, tmp_path / "other", NOISY)
+    with pytest.raises(Anchor3RError, match="does not say what its camera"):
+        map_source(WORLD, tmp_path / "third", MapSettings(camera=str(tmp_path / "other")))
+    with pytest.raises(Anchor3RError, match="takes no camera"):
+        map_source(WORLD, tmp_path / "third", replace(NOISY, camera=str(tmp_path / "first")))
+
+
 def test_the_gauge_is_certain_and_later_frames_are_not(tmp_path: Path) -> None:
     map_source(WORLD, tmp_path / "m", NOISY)
     with load_map(tmp_path / "m") as scene_map:

@@ -156,6 +156,47 @@ def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
     np.testing.assert_allclose(belief.mean[1:3], CAMERA[2:4], atol=1e-6)
 
 
+def _told(belief: Calibration, log_focal_off: float, focal_sigma: float) -> None:
+    """A window that says how far the focal length is off what was stated, and nothing else."""
+    window = np.zeros((6 + CALIBRATION_SIZE,) * 2)
+    window[:6, :6] = np.eye(6)
+    window[6:, 6:] = np.diag([focal_sigma**-2, 1e-6, 1e-6, 1e-6, 1e-6])
+    said = CAMERA.copy()
+    # Where an adjustment that is drawn to the belief ends.
+    drawn, own = belief.information[0, 0], focal_sigma**-2
+    off = (drawn * (belief.mean[0] - np.log(CAMERA[0])) + own * log_focal_off) / (drawn + own)
+    said[:2] *= np.exp(off)
+    belief.add(said, window, 1.0)
+
+
+@pytest.mark.parametrize(("off", "is_doubted"), [(-0.013, False), (-0.12, True), (0.09, True)])
+def test_a_stated_focal_length_holds_until_the_evidence_is_strong(off: float, is_doubted: bool) -> None:
+    sigma = np.array([0.003, 2.0, 2.0, 0.02, 0.02])
+    belief = Calibration.known(CAMERA, sigma, doubted_sigma=0.1, bias=0.02)
+    for _ in range(200):
+        _told(belief, off, 0.01)
+    found = belief.mean[0] - np.log(CAMERA[0])
+    assert belief.is_doubted is is_doubted
+    if is_doubted:
+        assert found == pytest.approx(off, rel=0.06)
+        assert 0.015 < belief.sigma[0] < 0.025  # windows that err alike do not average out
+    else:
+        assert abs(found) < 0.001
+        assert belief.sigma[0] <= 0.003
+
+
+def test_a_lens_is_learnt_with_the_focal_length_that_is_believed() -> None:
+    """Windows that cannot tell a longer focal length from a bending lens: what one does not take, the other
+    has to."""
+    belief = Calibration.known(CAMERA, np.array([0.003, 1.0, 1.0, 0.05, 0.05]), bias=0.02)
+    evidence = np.diag([1e6, 1.0, 1.0, 1e6, 1.0])
+    evidence[0, 3] = evidence[3, 0] = 0.9e6
+    at = belief.prior + np.array([-0.01, 0, 0, 0.01, 0])
+    belief.evidence, belief.vector = evidence, evidence @ at
+    assert belief.mean[0] == pytest.approx(belief.prior[0], abs=3e-4)
+    assert belief.mean[3] - CAMERA[4] == pytest.approx(0.001, abs=4e-4)
+
+
 BELIEF = {"max_error_px": 1.0, "min_points": 20, "min_agreeing": 0.5}
 
 

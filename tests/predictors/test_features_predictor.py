@@ -8,13 +8,16 @@ import cv2
 import numpy as np
 import pytest
 
-from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_log, umeyama
+from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_exp, so3_log, umeyama
 from anchor3r.pipeline.mapper import Mapper
+from anchor3r.predictors.features import relative_pose
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.predictors.interface import NoPoseReason, WindowPrediction, WindowStatus
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
+from anchor3r.sources.undistortion import undistorted
+from anchor3r.threads import limited_threads
 from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 ROOM = BoxRoom(1)
@@ -175,6 +178,38 @@ def test_relates_frames_out_of_order(walk: list[Frame]) -> None:
 def test_unrelated_frames_are_not_related(walk: list[Frame]) -> None:
     other = BoxRoom(9).frame(100, walk[5].camera_from_world)
     assert FeaturesPredictor().relate([other], walk[5]).status is WindowStatus.LOST
+    others = [BoxRoom(9).frame(100 + k, walk[k].camera_from_world) for k in range(5)]
+    poses = SE3.from_matrix([frame.camera_from_world.matrix() for frame in others])
+    assert FeaturesPredictor().relate_posed(others, poses, walk[5]).status is WindowStatus.LOST
+
+
+def test_known_poses_of_members_find_the_anchor_without_two_view_geometry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flat wall looks the same from two motions; where its views lie to each other leaves one of them."""
+    monkeypatch.setattr(relative_pose, "_bases", lambda *_: [])
+    poses = [pose_at(np.array([0.25 * k - 1, 0.1 * k, 0.0]), np.zeros(3)) for k in range(9)]
+    views = _frames(poses)
+    anchor = ROOM.frame(50, pose_at(np.array([0.1, -0.3, 0.4]), np.array([0.05, 0.1, 0.02])))
+    # In another frame and scale than the truth's, and a little off, as a map has them.
+    elsewhere = SE3(so3_exp(np.array([0.3, -0.2, 0.5])), np.array([1.0, 2.0, 3.0]))
+    known = SE3.from_matrix([(pose @ elsewhere).matrix() for pose in poses])
+    rng = np.random.default_rng(0)
+    known = SE3(known.rotation, 0.2 * known.translation + rng.normal(0, 1e-3, known.translation.shape))
+    found = FeaturesPredictor().relate_posed(views, known, anchor)
+    assert found.members.tolist() == list(range(9))
+    for k, view in enumerate(views):
+        expected = view.camera_from_world @ anchor.camera_from_world.inverse()
+        assert np.degrees(rotation_angle(found.member_from_anchor_rotation[k] @ expected.rotation.T)) < 0.3
+
+
+def test_threads_do_not_change_what_is_related(walk: list[Frame]) -> None:
+    found = []
+    for threads in (1, 2):
+        relative_pose._described.cache_clear()
+        with limited_threads(threads):
+            found.append(FeaturesPredictor().relate(walk[0:24:4], walk[10]))
+    assert _same(*found)
 
 
 def _sideways(k: int) -> SE3:
@@ -231,6 +266,39 @@ def test_a_translation_after_a_turn_goes_on_in_the_same_map() -> None:
     updates = [mapper.step(frame) for frame in _frames(turn + walk)]
     assert updates[-1].component == 0
     assert np.linalg.norm(updates[-1].pose.center) > 0
+
+
+def test_a_stated_camera_is_refined_and_a_second_pass_holds_it() -> None:
+    """The lens bends, which nobody has said; the focal length that was stated is right."""
+    walk = [
+        replace(frame, image=undistorted(frame.image, CAMERA, (-0.06, 0.0)))
+        for frame in _frames([_sideways(k) for k in range(60)])
+    ]
+    first, second = FeaturesPredictor(), FeaturesPredictor()
+    for frame in walk:
+        first.step(frame)
+    found = first.estimated_camera()
+    assert [found[name] for name in ("stated", "doubted", "held")] == [True, False, False]
+    assert found["focal_px"] == pytest.approx(CAMERA.fx, rel=0.005)
+    assert found["k1"] > 0.015  # bends the other way than what was taken out
+    assert second.hold_camera(found)
+    for frame in walk:
+        prediction = second.step(frame)
+    held = second.estimated_camera()
+    assert held["held"] is True
+    for name in ("fx", "fy", "cx", "cy", "k1", "k2"):
+        assert held[name] == pytest.approx(found[name], rel=1e-6)
+    assert prediction.intrinsics.fx == pytest.approx(found["fx"], rel=1e-6)
+
+
+def test_a_nominal_focal_length_is_a_guess_that_may_be_off() -> None:
+    wrong = replace(CAMERA, fx=1.05 * CAMERA.fx, fy=1.05 * CAMERA.fy)
+    predictor = FeaturesPredictor()
+    for frame in _frames([_sideways(k) for k in range(60)]):
+        predictor.step(replace(frame, intrinsics=wrong, is_nominal=True))
+    camera = predictor.estimated_camera()
+    assert abs(camera["focal_px"] - CAMERA.fx) < 2 * camera["focal_sigma_px"]
+    assert camera["focal_px"] < 1.03 * CAMERA.fx
 
 
 def test_frames_before_the_camera_moves_have_poses() -> None:

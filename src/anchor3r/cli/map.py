@@ -68,15 +68,19 @@ def map_source(
         rerun: Show the map as it grows in Rerun's viewer: spawn starts one, rerun+http://HOST:PORT/proxy is
             the address of one, NAME.rrd records into a file.
     """
+    from anchor3r.pipeline.mapping import stated_for
     from anchor3r.sources import open_source
 
     if resume and overwrite:
         raise Anchor3RError("--resume keeps the map and --overwrite replaces it; choose one of them")
+    if settings.camera is not None and camera != NOTHING_STATED:
+        raise Anchor3RError("--camera takes all of the camera from a map; state nothing else of it")
+    stated = camera.stated() if settings.camera is None else stated_for(Path(settings.camera))
     if verbose:
         _tell_of_predictor(settings)
     with (
         beside(out) if view else nullcontext(),
-        open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
+        open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames,
     ):
         if _are_unordered(frames, order, resume=resume):
             summary = _map_photos(frames, out, settings, overwrite=overwrite)
@@ -232,8 +236,10 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
         f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
     ]
-    if summary["camera"] is not None and not summary["camera"]["stated"]:
-        lines.append(f"the camera was not known; estimated {camera_in_words(summary['camera'])}")
+    if (camera := summary["camera"]) is not None:
+        known = "the stated camera, refined:" if camera["stated"] else "the camera was not known; estimated"
+        known = "the camera as found before, held:" if camera.get("held") else known
+        lines.append(f"{known} {camera_in_words(camera)}")
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
     if summary["resumed_after"] is not None:

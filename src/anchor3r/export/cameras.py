@@ -22,6 +22,11 @@ def camera_in_words(camera: Mapping[str, Any]) -> str:
     text = f"focal length {camera['focal_px']:.1f} ± {camera['focal_sigma_px']:.1f} pixels"
     if not camera.get("determined", True):
         text += " (undetermined: state the camera if it is known)"
+    elif camera.get("doubted"):
+        text += f" (the stated {camera['stated_focal_px']:.1f} does not fit what was seen)"
+    if "cx" in camera:
+        text += f", principal point {camera['cx']:.1f} ± {camera['cx_sigma']:.1f}, "
+        text += f"{camera['cy']:.1f} ± {camera['cy_sigma']:.1f}"
     for name in ("k1", "k2"):
         if name in camera:
             sigma = camera.get(f"{name}_sigma")

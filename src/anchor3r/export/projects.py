@@ -1,8 +1,9 @@
 """A map as a project that trainers of splats start from, COLMAP's or nerfstudio's: images, cameras, points.
 
 Images come from the source itself where it is still at hand, in full size, else from the map's own copies.
-Either are pinhole images: what the user has said of the lens is taken out of the source's images again, as it
-was to map them. COLMAP and nerfstudio have (0, 0) at the corner of the top-left pixel, we at its centre.
+Either become pinhole images: what the user has said of the lens is taken out of the source's images again, as
+it was to map them, and so is the distortion that was found on top of it. COLMAP and nerfstudio have (0, 0) at
+the corner of the top-left pixel, we at its centre.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from anchor3r.geometry import Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing_folder
 from anchor3r.io.pointcloud import random_subset, write_ply
-from anchor3r.pipeline.camera import estimated_camera
+from anchor3r.pipeline.camera import estimated_camera, lens_of
 from anchor3r.sources import Source
+from anchor3r.sources.undistortion import undistorted
 from anchor3r.store import Map, PointMap
 from anchor3r.trajectory import FramePose, Trajectory
 
@@ -61,15 +63,18 @@ class MapImages:
     ) -> dict[int, tuple[str, Pinhole]]:
         """Writes a JPEG a frame, and returns names and cameras by frame: the common one, or each its own."""
         folder.mkdir()
-        fallback = None
+        fallback, lens = None, lens_of(self.scene_map)
         saved = {}
         for frame in frames:
             image, camera = self.image(frame), common or self.scene_map.intrinsics(frame)
             if camera is None:
                 fallback = camera = fallback or estimated_camera(self.scene_map, frames)
+            camera = camera.resized(image.shape[1], image.shape[0])
+            if any(lens):
+                image = undistorted(image, camera, lens)
             name = f"{frame:06}.jpg"
             Image.fromarray(image).save(folder / name, quality=JPEG_QUALITY, subsampling=0)
-            saved[frame] = name, camera.resized(image.shape[1], image.shape[0])
+            saved[frame] = name, camera
         return saved
 
 

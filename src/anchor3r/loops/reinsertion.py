@@ -109,7 +109,8 @@ class Reinsertion:
         """The window of `place` with `anchor` as its transient anchor."""
         members = neighbourhood(self._known, place, self._predictor.window - 1)
         frames = [self._read_frame(int(frame)) for frame in members]
-        prediction = self._predictor.relate(frames, self._read_frame(anchor))
+        poses = self._online.camera_from_world[np.searchsorted(self._online.frames, members)]
+        prediction = self._predictor.relate_posed(frames, poses, self._read_frame(anchor))
         edges = loop_edges(prediction, self._log_scale_of(prediction))
         if prediction.status is not WindowStatus.OK or not len(edges):
             return None

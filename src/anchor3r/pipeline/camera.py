@@ -21,9 +21,12 @@ _LATEST_PART, _LATEST_FRAMES = 0.25, 200
 def common_camera(scene_map: Map) -> Pinhole:
     """The one camera that all frames of a map come from, of images as they came from the source.
 
-    A predictor that calibrates on the way knows it best in the end: its last word is the focal length. Of a
-    map that does not say it, the camera is the median of the last ones.
+    A predictor that calibrates on the way knows it best in the end, and its last word is taken. Of a map that
+    has none, the camera is the median of the last ones.
     """
+    if (found := scene_map.meta.get("camera")) is not None and "cx" in found:
+        size = int(found["width"]), int(found["height"])
+        return Pinhole(found["fx"], found["fy"], found["cx"], found["cy"], *size)
     frames = scene_map.frames().index
     latest = frames[-max(1, round(_LATEST_PART * len(frames))) :]
     chosen = latest[:: -(-len(latest) // _LATEST_FRAMES)]

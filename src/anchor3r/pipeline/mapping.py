@@ -80,7 +80,7 @@ def map_source(
 
 def predictor_of(settings: MapSettings) -> Predictor:
     """The predictor that settings name, as they say it is run."""
-    return load_predictor(
+    predictor = load_predictor(
         settings.predictor,
         window=settings.window,
         seed=settings.seed,
@@ -89,6 +89,31 @@ def predictor_of(settings: MapSettings) -> Predictor:
         dtype=settings.dtype,
         compile=settings.compile,
     )
+    if settings.camera is not None:
+        _hold_camera_of(Path(settings.camera), predictor)
+    return predictor
+
+
+def stated_for(folder: Path) -> StatedCamera | None:
+    """What was stated of the camera to make a map: the camera that was found is of images straightened so."""
+    with load_map(folder) as scene_map:
+        stated = scene_map.meta.get("identity", {}).get("camera")
+    return None if stated is None else StatedCamera.from_json(stated)
+
+
+def _hold_camera_of(folder: Path, predictor: Predictor) -> None:
+    """Has the predictor take the camera that was found as a map was made."""
+    with load_map(folder) as scene_map:
+        camera = scene_map.meta.get("camera")
+    if camera is None:
+        raise Anchor3RError(
+            f"{folder} does not say what its camera was found to be; name a map that features made"
+        )
+    if not predictor.hold_camera(camera):
+        raise Anchor3RError(
+            f"the predictor {predictor.name} takes no camera of {folder}: features does, from a map that "
+            "this version has made"
+        )
 
 
 def find_camera(

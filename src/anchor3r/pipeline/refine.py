@@ -235,6 +235,8 @@ class _LoopSearch:
         """Measures every match that has no event in the store yet, as after an interruption."""
         with self._clock.stage("loading"):
             predictor = load()
+            if (camera := self._map.meta.get("camera")) is not None:
+                predictor.hold_camera(camera)
         # A frame of the match's window must not be one of the query's.
         min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):

@@ -41,6 +41,9 @@ class MapSettings:
     elsewhere. Half the memory; heads stay in float32."""
     compile: bool = False
     """Have torch.compile translate a network's encoder and heads: a minute at the start, faster after it."""
+    camera: str | None = None
+    """Folder of a map whose camera, as it was found there, is taken and held: a second pass over a source, or
+    another video of the same camera and size."""
     keep_images: bool = True
     """Keep a small JPEG of every frame, for loop closure and viewing."""
     seed: int = 0

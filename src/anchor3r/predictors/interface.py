@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Pinhole
+from anchor3r.geometry import SE3, Pinhole
 from anchor3r.sources.frame import Frame
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -134,13 +134,23 @@ class Predictor(Protocol):
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         """Measures a window of chosen frames (loop reinsertion), leaving the streaming state alone."""
 
+    def relate_posed(self, members: Sequence[Frame], member_from_map: SE3, anchor: Frame) -> WindowPrediction:
+        """`relate`, told where the members (n,) lie in some frame and scale, roughly.
+
+        What is measured does not depend on it, but it may be found sooner and with less doubt. A predictor
+        that has no use for that measures without.
+        """
+        return self.relate(members, anchor)
+
     def estimated_camera(self) -> dict[str, float | bool] | None:
         """What it has found out about the stream's camera; None if it does not calibrate or has seen nothing.
 
-        "stated" says whether the source knew the camera; "focal_px" and "focal_sigma_px" are the focal length
-        and its standard deviation in pixels of the source's images; "determined" is false where what was seen
-        does not tell the focal length; "k1", "k2", "k1_sigma" and "k2_sigma" are the radial distortion and
-        its standard deviations.
+        "stated" says whether the source knew the camera, "held" whether it was taken as it is, "doubted"
+        whether what was seen contradicts the "stated_focal_px"; "focal_px" and "focal_sigma_px" are the focal
+        length and its standard deviation; "determined" is false where what was seen does not tell it. "fx",
+        "fy", "cx", "cy", "width" and "height" are the camera, "cx_sigma" and "cy_sigma" the spread of its
+        principal point, "k1", "k2", "k1_sigma" and "k2_sigma" the radial distortion and its spread. All in
+        pixels of the source's images.
         """
         return None
 
@@ -148,6 +158,11 @@ class Predictor(Protocol):
         """Begins with the camera that `estimated_camera` told after an earlier pass over the stream, if the
         source states none. To be called before the first frame."""
         return
+
+    def hold_camera(self, camera: Mapping[str, float | bool]) -> bool:
+        """Takes what `estimated_camera` said of another run over the same camera, and holds it; forgets the
+        stream. False if it has no use for that."""
+        return False
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """The streaming state as arrays, so that `restore` goes on bit for bit from here."""

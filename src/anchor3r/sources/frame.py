@@ -22,6 +22,9 @@ class Frame:
     """(H, W, 3) RGB; grey sources repeat their one channel."""
     intrinsics: Pinhole | None = None
     """Of this image, where the source knows them."""
+    is_nominal: bool = False
+    """Whether these are no calibration but a nominal figure, good to some per cent: a field of view, or what
+    a photograph says of its lens."""
     depth_m: NDArray[np.float32] | None = None
     """(H, W) ground-truth depth along z, 0 where unknown."""
     camera_from_world: SE3 | None = None

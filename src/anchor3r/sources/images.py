@@ -117,7 +117,7 @@ class PhotoSequence(ImageSequence):
         if self._begun_s is not None:
             timestamp_s = self._begun_s + timestamp_s if facts.taken_s is None else facts.taken_s
         camera = facts.camera(image.shape[1], image.shape[0])
-        return Frame(index=index, timestamp_s=timestamp_s, image=image, intrinsics=camera)
+        return Frame(index=index, timestamp_s=timestamp_s, image=image, intrinsics=camera, is_nominal=True)
 
     def out_of_order(self) -> str | None:
         """What shows that names do not sort the images by time; None if nothing does, or they have no times.

@@ -85,9 +85,10 @@ class StatedCamera:
         camera = frame.intrinsics
         if self.intrinsics:
             fx, fy, cx, cy = self.intrinsics
-            camera = Pinhole(fx, fy, cx, cy, width, height)
+            camera, frame = Pinhole(fx, fy, cx, cy, width, height), replace(frame, is_nominal=False)
         elif self.fov_deg is not None:
             camera = Pinhole.from_fov(self.fov_deg, width, height)
+            frame = replace(frame, is_nominal=True)
         _insist_on_sense(camera, self)
         if not (self.distortion or self.fisheye):
             return replace(frame, intrinsics=camera)

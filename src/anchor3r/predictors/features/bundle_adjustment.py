@@ -31,6 +31,8 @@ _BEHIND_COST = 1e4
 """Of an observation behind its camera, in square pixels: no step may put one there."""
 _FIRST_DAMPING, _LEAST_DAMPING, _MOST_DAMPING = 1e-4, 1e-8, 1e4
 """Levenberg–Marquardt's damping, relative to the diagonal; a step changes it by a factor of ten."""
+HELD = 1e12 * np.eye(CALIBRATION_SIZE)
+"""Information that keeps the calibration where it is."""
 _CONVERGED = 1e-4
 """Relative decrease of the cost below which no other step is made."""
 
@@ -104,8 +106,7 @@ def adjust_window(
     """Bundle adjustment of the free keyframes and all points of a window, by Levenberg–Marquardt.
 
     rotations (k, 3, 3), translations (k, 3), points (n, 3); observations (m,) sorted by point, all points
-    observed. The calibration is drawn to `prior` (c,) by `prior_information` (c, c); make that huge to hold
-    it.
+    observed. The calibration is drawn to `prior` (c,) by `prior_information` (c, c); `HELD` holds it.
     """
     seen = _Observations(
         start=np.searchsorted(point_of, np.arange(len(points) + 1)),

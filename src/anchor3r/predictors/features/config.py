@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anchor3r.geometry import Pinhole
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeaturesConfig:
@@ -71,21 +73,39 @@ class FeaturesConfig:
     tried_fov_deg: tuple[float, ...] = (20.0, 30.0, 44.0, 60.0, 80.0, 100.0, 120.0)
     """Horizontal fields of view that initialisation tries in that case; it goes on with what fits best."""
     focal_bias: float = 0.02
-    """Relative error of a self-calibrated focal length that more windows do not average out, roughly."""
+    """Relative error of a self-calibrated focal length that more windows do not average out, roughly: by so
+    much windows from all over a real drive agree on a focal length that is off."""
     focal_inflation: float = 3.0
     """Spread of a self-calibrated focal length over what independent errors of one pixel would leave: tracks
     err as a whole. On 36 drives and orbits through worlds 201 to 206, seen with 20° to 120°, a value of 1 has
     the truth within two spreads in 33 of them, and the others are off by up to 5.8."""
     known_focal_sigma: float = 0.05
     """Relative spread of the focal length above which it is called undetermined."""
-    focal_sigma: float = 0.1
-    """Relative spread of a focal length that the source states; 0 holds it."""
-    center_sigma: float = 0.002
-    """Spread of the principal point, as a fraction of the width; 0 holds it."""
+    focal_sigma: float = 0.003
+    """Relative spread of a focal length that the source states; 0 holds it. Calibrations with a target repeat
+    to a few tenths of a per cent."""
+    doubted_focal_sigma: float = 0.1
+    """The same if the evidence says that the stated focal length is of another camera, or if it is nominal,
+    as a field of view or what a photograph says of itself; 0 believes what is stated whatever is seen."""
+    center_sigma: float = 0.003
+    """Spread of a stated principal point, as a fraction of the width; 0 holds it. Calibrations hardly tell it
+    from a turned camera."""
     radial_sigma: float = 0.02
-    """Spread of the radial distortion coefficients k1 and k2 about the stated ones; 0 holds them."""
+    """Spread of the radial distortion coefficients k1 and k2 about the stated ones; 0 holds them. Targets
+    seldom reach the corners of the image, where what is left of a lens is largest."""
+    assumed_center_sigma: float = 0.002
+    """Spread of the principal point where the focal length is nominal or assumed."""
+    nominal_radial_sigma: float = 0.02
+    """Spread of k1 and k2 where the focal length is nominal."""
     assumed_radial_sigma: float = 0.003
-    """The same where the focal length is only assumed: a lens that bends is easily taken for a longer one."""
+    """The same where it is only assumed: a lens that bends is easily taken for a longer one."""
+    calibration_interval: int = 4
+    """Of so many keyframes one is adjusted with all that are remembered free to move: those that are held
+    embody the camera they were made with, and would only confirm it."""
+    calibration_steps: int = 10
+    """Levenberg–Marquardt steps of these adjustments, which begin farther from their minimum."""
+    intrinsics: Pinhole | None = None
+    """Of the source's images, in place of what the source says, where it is known better."""
     radial: tuple[float, float] = (0.0, 0.0)
     """Radial distortion k1, k2 of the source's images, where it is known."""
 

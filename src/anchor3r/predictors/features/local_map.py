@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
-from anchor3r.predictors.features.bundle_adjustment import adjust_window
+from anchor3r.predictors.features.bundle_adjustment import HELD, adjust_window
 from anchor3r.predictors.features.calibration import Calibration
-from anchor3r.predictors.features.projection import reprojection_errors, triangulate
+from anchor3r.predictors.features.projection import calibration_vector, reprojection_errors, triangulate
 from anchor3r.predictors.features.tracking import TEMPLATE_RADIUS
 from anchor3r.predictors.features.uncertainty import edges_to_newest, log_scale_sigma, noise_variance
 
@@ -140,10 +140,11 @@ class LocalMap:
         points.mature[which[good]] = parallax[good] > min_parallax_rad
 
     def adjust(
-        self, camera: Array, num_free: int, huber_px: float, belief: Calibration, iterations: int
+        self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
     ) -> tuple[Array, Array]:
         """Bundle adjustment of the newest keyframes, their mature points that others see too, and the camera.
 
+        The camera is drawn to what is believed of it; without a belief it is held.
         Returns the camera and the information (6f + 5, 6f + 5) of free keyframes and calibration.
         """
         num_free = min(num_free, len(self) - 1)
@@ -154,7 +155,8 @@ class LocalMap:
         rotations, translations, camera, positions, information = adjust_window(
             self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
             point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
-            belief.mean, belief.information, iterations,
+            *((calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)),
+            iterations,
         )  # fmt: skip
         self.poses = SE3(rotations, translations)
         self.points.position[chosen] = positions

@@ -14,7 +14,7 @@ from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.pose_estimation import Posed
-from anchor3r.predictors.features.projection import camera_of, project, rays
+from anchor3r.predictors.features.projection import camera_from, camera_of, project, rays
 from anchor3r.predictors.features.tracking import Image, cut_templates
 from anchor3r.predictors.interface import NoPoseReason
 from anchor3r.sources.frame import Frame
@@ -73,14 +73,16 @@ class Odometry:
     """the last frame's working image"""
     moving: Array = field(default_factory=lambda: np.empty((0, 2)))
     """(r, 2) pixels of it where something moves by itself"""
-    source_width_px: int = 0
-    """of the source's images; 0 before the first frame"""
+    source_size: tuple[int, int] = (0, 0)
+    """width and height of the source's images; 0 before the first frame"""
     camera: Array = field(default_factory=lambda: np.empty(0))
     """of working images, as the last adjustment left it; empty before the first frame"""
     calibration: Calibration | None = None
     """None before the first frame"""
     is_stated: bool = True
     """whether the source or the user knew the camera"""
+    num_keyframes: int = 0
+    """adjusted so far"""
 
     def calibrate_from(self, frame: Frame, grey: Image) -> None:
         """Takes the camera of the first frame as stated, or as an earlier pass found it, or assumes one.
@@ -88,22 +90,33 @@ class Odometry:
         Adjustments tell more later.
         """
         c, width, intrinsics = self.config, grey.shape[1], frame.intrinsics
-        height_px, self.source_width_px = frame.image.shape[:2]
-        self.is_stated = intrinsics is not None
+        self.source_size = frame.image.shape[1], frame.image.shape[0]
+        self.is_stated = c.intrinsics is not None or intrinsics is not None
         if self.is_stated:
             self.earlier_focal_px = None
         if self.earlier_focal_px is not None:
-            half_fov_rad = math.atan(self.source_width_px / 2 / self.earlier_focal_px)
-            intrinsics = Pinhole.from_fov(math.degrees(2 * half_fov_rad), self.source_width_px, height_px)
+            half_fov_rad = math.atan(self.source_size[0] / 2 / self.earlier_focal_px)
+            intrinsics = Pinhole.from_fov(math.degrees(2 * half_fov_rad), *self.source_size)
         self.camera = assumed_camera(c, intrinsics, grey)
         if self.earlier_focal_px is not None:
             self.first_log_focal = math.log(self.camera[0])
-        if intrinsics is not None:
-            center = c.center_sigma * width
-            sigma = np.array([c.focal_sigma, center, center, c.radial_sigma, c.radial_sigma])
+        if not self.is_known:
+            self.calibration = self.assumed(grey, self.camera, c.assumed_focal_sigma)
+        elif self.earlier_focal_px is not None or (frame.is_nominal and c.intrinsics is None):
+            center, radial = c.assumed_center_sigma * width, c.nominal_radial_sigma
+            sigma = np.array([c.doubted_focal_sigma, center, center, radial, radial])
             self.calibration = Calibration.known(self.camera, sigma)
         else:
-            self.calibration = self.assumed(grey, self.camera, c.assumed_focal_sigma)
+            center, radial = c.center_sigma * width, c.radial_sigma
+            sigma = np.array([c.focal_sigma, center, center, radial, radial])
+            self.calibration = Calibration.known(
+                self.camera, sigma, doubted_sigma=c.doubted_focal_sigma, bias=c.focal_bias
+            )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the camera was stated, or found by an earlier pass."""
+        return self.is_stated or self.earlier_focal_px is not None
 
     @property
     def is_searching(self) -> bool:
@@ -118,7 +131,9 @@ class Odometry:
         """
         assert self.calibration is not None
         own, log_focal = float(self.calibration.sigma[0]), float(self.calibration.mean[0])
-        if self.is_stated or self.first_log_focal is None:
+        if self.is_stated:
+            return own if self.calibration.bias else math.hypot(own, self.config.focal_bias)
+        if self.first_log_focal is None:
             return math.hypot(own, self.config.focal_bias)
         moved = log_focal - self.first_log_focal
         told = math.hypot(self.config.focal_inflation * own, self.config.focal_bias)
@@ -129,7 +144,7 @@ class Odometry:
     def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:
         """What is known of a camera of which nothing is stated; focal_sigma is relative."""
         c = self.config
-        center, radial = c.center_sigma * grey.shape[1], c.assumed_radial_sigma
+        center, radial = c.assumed_center_sigma * grey.shape[1], c.assumed_radial_sigma
         return Calibration.known(camera, np.array([focal_sigma, center, center, radial, radial]))
 
     def begin(self, index: int, grey: Image) -> None:
@@ -182,13 +197,17 @@ class Odometry:
 
     @property
     def num_free(self) -> int:
-        """Keyframes that an adjustment may move.
+        """Keyframes that the next adjustment may move.
 
-        Those that are held embody the focal length they were made with; an unknown one must not learn from
-        them that it was right.
+        Those that are held embody the camera they were made with, which must not learn from them that it was
+        right: an unknown one at every keyframe, one that is known at some of them.
         """
-        known = self.is_stated or self.earlier_focal_px is not None
-        return self.config.free_keyframes if known else self.config.memory - 2
+        c = self.config
+        assert self.calibration is not None
+        if self.calibration.is_held:
+            return c.free_keyframes
+        is_learning = not self.is_known or self.num_keyframes % c.calibration_interval == 0
+        return c.memory - 2 if is_learning else c.free_keyframes
 
     def adjust(self, num_free: int) -> None:
         """Settles the newest keyframe: its points, its pose and its neighbours', and the camera."""
@@ -199,8 +218,15 @@ class Odometry:
         # A rough depth is better than the guess that frames would have to be posed by.
         if np.sum(m.points.mature & m.points.followed) < c.few_points * c.points:
             m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
-        self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
-        belief.add(self.camera, information, 1 / c.memory)
+        if not belief.is_held and num_free >= min(len(m) - 1, c.memory - 2):
+            since = c.calibration_interval if self.is_known and num_free > c.free_keyframes else 1
+            steps = c.calibration_steps if self.is_known else c.adjust_steps
+            self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, steps)
+            belief.add(self.camera, information, since / c.memory)
+        else:
+            self.camera = camera_from(belief.mean, self.camera)
+            m.adjust(self.camera, num_free, c.huber_px, None, c.adjust_steps)
+        self.num_keyframes += 1
         m.reject(self.camera, c.max_error_px)
         m.rebase()
         self.pose = SE3.identity()
@@ -227,5 +253,5 @@ class Odometry:
 def assumed_camera(config: FeaturesConfig, intrinsics: Pinhole | None, grey: Image) -> Array:
     """The camera of a working image, as stated or assumed."""
     height, width = grey.shape
-    known = intrinsics or Pinhole.from_fov(config.assumed_fov_deg, width, height)
+    known = config.intrinsics or intrinsics or Pinhole.from_fov(config.assumed_fov_deg, width, height)
     return camera_of(known.resized(width, height), config.radial)

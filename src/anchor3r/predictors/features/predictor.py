@@ -8,14 +8,14 @@ their points and the camera. An anchor's window are the last keyframes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3, Array
+from anchor3r.geometry import SE3, Array, Pinhole
 from anchor3r.predictors.confidence import FEATURES
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.config import FeaturesConfig
@@ -29,7 +29,7 @@ from anchor3r.predictors.features.depth_completion import (
 from anchor3r.predictors.features.initialisation import Turned, initialise
 from anchor3r.predictors.features.odometry import Odometry, Waiting, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
-from anchor3r.predictors.features.projection import pinhole_of
+from anchor3r.predictors.features.projection import camera_from, pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.uncertainty import carried
@@ -43,6 +43,8 @@ from anchor3r.predictors.interface import (
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
 
+_PINHOLE = tuple(field.name for field in fields(Pinhole))
+
 
 class FeaturesPredictor(Predictor):
     """Measures windows of a video from one camera, whose calibration it refines on the way."""
@@ -51,6 +53,7 @@ class FeaturesPredictor(Predictor):
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()
+        self._assumed: dict[str, float | bool] | None = None
         self.reset()
 
     @property
@@ -83,9 +86,16 @@ class FeaturesPredictor(Predictor):
         return prediction
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
+        return self._related(members, anchor, None)
+
+    def relate_posed(self, members: Sequence[Frame], member_from_map: SE3, anchor: Frame) -> WindowPrediction:
+        return self._related(members, anchor, member_from_map)
+
+    def _related(self, members: Sequence[Frame], anchor: Frame, known: SE3 | None) -> WindowPrediction:
         grey = self._working(anchor)
         camera = self._camera_of(anchor, grey)
-        related = relate_views([self._working(member) for member in members], grey, camera, self.config)
+        views = [self._working(member) for member in members]
+        related = relate_views(views, grey, camera, self.config, known)
         if related is None:
             return _nothing(anchor, WindowStatus.LOST, NoPoseReason.NO_OVERLAP)
         indices = np.array([member.index for member in members], np.int64)
@@ -103,17 +113,23 @@ class FeaturesPredictor(Predictor):
         odometry = self._odometry
         if odometry.calibration is None:
             return None
-        mean, sigma, focal_sigma = (
-            odometry.calibration.mean,
-            odometry.calibration.sigma,
-            odometry.focal_sigma(),
-        )
-        focal_px = float(np.exp(mean[0])) * odometry.source_width_px / odometry.grey.shape[1]
+        if self._assumed is not None:
+            return self._assumed
+        belief, (height, width) = odometry.calibration, odometry.grey.shape
+        mean, sigma, focal_sigma = belief.mean, belief.sigma, odometry.focal_sigma()
+        found = pinhole_of(camera_from(mean, odometry.camera), width, height).resized(*odometry.source_size)
+        known = odometry.is_stated and not belief.is_doubted
         return {
             "stated": odometry.is_stated,
-            "focal_px": focal_px,
-            "focal_sigma_px": focal_px * focal_sigma,
-            "determined": odometry.is_stated or focal_sigma < self.config.known_focal_sigma,
+            "held": belief.is_held,
+            "doubted": belief.is_doubted,
+            "stated_focal_px": float(found.fx * np.exp(belief.prior[0] - mean[0])),
+            "focal_px": found.fx,
+            "focal_sigma_px": found.fx * focal_sigma,
+            "determined": known or focal_sigma < self.config.known_focal_sigma,
+            **{name: float(value) for name, value in asdict(found).items()},
+            "cx_sigma": float(sigma[1]) * found.width / width,
+            "cy_sigma": float(sigma[2]) * found.height / height,
             "k1": float(mean[3]),
             "k1_sigma": float(sigma[3]),
             "k2": float(mean[4]),
@@ -124,6 +140,21 @@ class FeaturesPredictor(Predictor):
         focal_px, sigma_px = float(camera["focal_px"]), float(camera["focal_sigma_px"])
         self._odometry.earlier_focal_px = focal_px
         self._odometry.earlier_focal_sigma = sigma_px / focal_px
+
+    def hold_camera(self, camera: Mapping[str, float | bool]) -> bool:
+        if "cx" not in camera:  # of a map that says no more than the focal length
+            return False
+        fx, fy, cx, cy, width, height = (float(camera[name]) for name in _PINHOLE)
+        self.config = replace(
+            self.config,
+            intrinsics=Pinhole(fx, fy, cx, cy, int(width), int(height)),
+            radial=(float(camera["k1"]), float(camera["k2"])),
+            focal_sigma=0.0, doubted_focal_sigma=0.0, center_sigma=0.0, radial_sigma=0.0,
+        )  # fmt: skip
+        self._assumed = {**camera, "held": True}
+        self.calibrates = False
+        self.reset()
+        return True
 
     def _working(self, frame: Frame) -> Image:
         return tracking.to_grey(frame.image, self.config.min_side, self.config.max_side)
@@ -225,9 +256,10 @@ class FeaturesPredictor(Predictor):
         if not odometry.is_keyframe():
             return self._measured(frame, self.window - 1, np.linalg.inv(posed.information))
         m.add_keyframe(frame.index, odometry.pose)
-        odometry.adjust(odometry.num_free)
+        num_free = odometry.num_free
+        odometry.adjust(num_free)
         prediction = self._measured(frame, self.window - 1, np.zeros((6, 6)))
-        log_scale_sigma = m.log_scale_sigma(odometry.num_free)
+        log_scale_sigma = m.log_scale_sigma(num_free)
         m.keep_keyframes(np.arange(len(m)) >= len(m) - self.config.memory)
         odometry.add_corners(frame.index, grey)
         return replace(prediction, log_scale_sigma=log_scale_sigma)

@@ -61,6 +61,13 @@ def calibration_vector(camera: Array) -> Array:
     return np.array([math.log(camera[0]), *camera[2:]])
 
 
+def camera_from(calibration: Array, like: Array) -> Array:
+    """The camera of a `calibration_vector`; the ratio of its focal lengths, which is not refined, is another
+    one's."""
+    fx = math.exp(calibration[0])
+    return np.array([fx, fx * like[1] / like[0], *calibration[1:]])
+
+
 @kernel
 def rotate(rotation: Array, w0: float, w1: float, w2: float, out: Array) -> None:
     """Fills out (3, 3) with Exp(w) @ rotation, with one Newton step towards orthonormality so that updates

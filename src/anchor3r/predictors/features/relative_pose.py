@@ -1,11 +1,14 @@
 """Relates chosen views that no stream connects: descriptors, two-view geometry, resection, adjustment.
 
-This is what a loop needs: the views may be far apart in time, and nothing is known of them but the camera.
-All that comes out is in one scale: points that the anchor shares with the others have a median depth of 1.
+This is what a loop needs: the views may be far apart in time from the anchor. Where it is known how they lie
+to each other, points are triangulated by that and the anchor is posed against them; else two of the views
+have to tell, which of a surface that is nearly flat may go wrong. Either way all poses are adjusted in the
+end, in the scale in which the median depth of the points that the anchor shares with the others is 1.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,11 +16,10 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3, Array, so3_exp
-from anchor3r.predictors.features.bundle_adjustment import adjust_window
+from anchor3r.geometry import SE3, Array, nearest_rotation, so3_exp
+from anchor3r.predictors.features.bundle_adjustment import HELD, adjust_window
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.projection import (
-    CALIBRATION_SIZE,
     adjust_pose,
     calibration_vector,
     rays,
@@ -33,7 +35,7 @@ _RATIO = 0.8  # best over second-best descriptor distance of a match
 _MIN_AGREEING = 0.3  # part of the matches of two views that must agree: descriptors mismatch often
 _NUM_BASES = 3  # pairs that are tried as the base of all others
 _ADJUST_STEPS = 10
-_HELD = 1e12  # information that keeps the calibration where it is
+_TRIANGULATION_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,17 @@ class RelatedViews:
 
 
 def relate_views(
-    views: list[Image], anchor: Image, camera: Array, config: FeaturesConfig
+    views: list[Image], anchor: Image, camera: Array, config: FeaturesConfig, known: SE3 | None = None
 ) -> RelatedViews | None:
-    """Poses of the views relative to the anchor, or None if none of them can be related."""
-    observed = _observations(views, anchor)
+    """Poses of the views relative to the anchor, or None if none of them can be related.
+
+    known: where the views (n,) lie in some frame, roughly, view_from_there; None if nobody knows.
+    """
+    observed = _observations(views, anchor, config.min_points)
+    if observed is None:
+        return None
+    if known is not None and (related := _related_to_posed(observed, known, camera, config)) is not None:
+        return related
     candidates = [
         _related(observed, base, two, camera, config) for base, two in _bases(observed, camera, config)
     ]
@@ -63,15 +72,29 @@ def relate_views(
     return max(found, key=lambda related: len(related.rows) * len(related.pixel), default=None)
 
 
-def _observations(views: list[Image], anchor: Image) -> Array:
-    """(views + 1, n, 2) where the anchor's keypoints are seen, NaN where they are not; the anchor is last."""
+def _observations(views: list[Image], anchor: Image, min_points: int) -> Array | None:
+    """(views + 1, n, 2) where the anchor's keypoints are seen, NaN where they are not; the anchor is last.
+
+    None if neither the middle view nor the first nor the last shows enough of them: a place that only looks
+    alike is told apart by three views instead of all.
+    """
     pixel, descriptor = _keypoints(anchor)
     observed = np.full((len(views) + 1, len(pixel), 2), np.nan)
     observed[-1] = pixel
-    for k, view in enumerate(views):
-        their_pixel, their_descriptor = _keypoints(view)
+
+    def match(k: int) -> int:
+        their_pixel, their_descriptor = _keypoints(views[k])
         mine, theirs = _matches(descriptor, their_descriptor)
         observed[k, mine] = their_pixel[theirs]
+        return len(mine)
+
+    first = list(dict.fromkeys((len(views) // 2, 0, len(views) - 1)))
+    probes = iter(first)
+    if all(match(k) < min_points for k in probes):
+        return None
+    others = [*probes, *(k for k in range(len(views)) if k not in first)]
+    with ThreadPoolExecutor(max(1, cv2.getNumThreads())) as pool:
+        list(pool.map(match, others))
     return observed
 
 
@@ -99,12 +122,13 @@ def _matches(
     """Rows of descriptors that are each other's nearest, by far."""
     if len(mine) < 2 or len(theirs) < 2:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    distance_sq = 2 - 2 * mine @ theirs.T
-    rows, best = np.arange(len(mine)), distance_sq.argmin(axis=1)
-    nearest = distance_sq[rows, best]
-    is_mutual = distance_sq.argmin(axis=0)[best] == rows
-    distance_sq[rows, best] = np.inf
-    good = is_mutual & (nearest < _RATIO**2 * distance_sq.min(axis=1))
+    cosine = mine @ theirs.T
+    rows, best = np.arange(len(mine)), cosine.argmax(axis=1)
+    nearest = cosine[rows, best]
+    is_mutual = cosine.argmax(axis=0)[best] == rows
+    cosine[rows, best] = -np.inf
+    # Squared distances of unit vectors are 2 - 2 cos.
+    good = is_mutual & (1 - nearest < _RATIO**2 * (1 - cosine.max(axis=1)))
     return rows[good], best[good]
 
 
@@ -131,6 +155,32 @@ def _bases(observed: Array, camera: Array, config: FeaturesConfig) -> list[tuple
             scored.append((score, k, TwoView(two.second_from_first, position, two.parallax_rad)))
     scored.sort(key=lambda entry: -entry[0])
     return [(k, two) for _, k, two in scored[:_NUM_BASES]]
+
+
+def _related_to_posed(
+    observed: Array, known: SE3, camera: Array, config: FeaturesConfig
+) -> RelatedViews | None:
+    """All views by the points that two or more of them triangulate from where they are known to lie."""
+    position, error, parallax = triangulate(
+        known.rotation, known.translation, camera, observed[:-1], _TRIANGULATION_STEPS
+    )
+    believed = (error < 2 * config.max_error_px) & (parallax > np.radians(config.min_parallax_deg) / 2)
+    position = np.where(believed[:, None], position, np.nan)
+    anchor_from_there = _resect(position, observed[-1], camera, config)
+    if anchor_from_there is None:
+        return None
+    seen = ~np.isnan(observed[:-1, :, 0]) & believed
+    rows = np.flatnonzero(seen.sum(axis=1) >= config.min_points)
+    if not len(rows):
+        return None
+    depth = float(np.median(anchor_from_there.apply(position[believed])[:, 2]))
+    if not depth > 0:
+        return None
+    there_from_anchor = anchor_from_there.inverse()
+    poses = known[rows] @ there_from_anchor[None]
+    rotations = np.concatenate([np.eye(3)[None], nearest_rotation(poses.rotation)])
+    translations = np.concatenate([np.zeros((1, 3)), poses.translation / depth])
+    return _adjusted(rotations, translations, rows, observed, camera, config)
 
 
 def _related(
@@ -183,7 +233,7 @@ def _adjusted(
     free = np.arange(len(rotations)) > 0
     # Once with whatever fits roughly, once more without what does not fit then.
     for max_error_px in (2 * config.max_error_px, config.max_error_px):
-        position, error, _ = triangulate(rotations, translations, camera, seen_at, 3)
+        position, error, _ = triangulate(rotations, translations, camera, seen_at, _TRIANGULATION_STEPS)
         chosen = np.flatnonzero(error < max_error_px)
         if len(chosen) < config.min_points:
             return None
@@ -191,7 +241,7 @@ def _adjusted(
         rotations, translations, _, position, _ = adjust_window(
             rotations, translations, camera, position[chosen], point_of, view_of,
             seen_at[view_of, chosen[point_of]], config.huber_px, free,
-            calibration_vector(camera), _HELD * np.eye(CALIBRATION_SIZE), _ADJUST_STEPS,
+            calibration_vector(camera), HELD, _ADJUST_STEPS,
         )  # fmt: skip
     scale = float(np.median(position[:, 2]))
     member_from_anchor = SE3(rotations[1:], translations[1:] / scale)
