@@ -205,7 +205,7 @@ def _handed_over(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if get_worker_info() is None:
         return torch.zeros(shape, dtype=dtype)
     storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
-    return torch.empty(0, dtype=dtype).set_(storage).view(shape)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
 def _as_planes(images: list[NDArray[np.uint8]], rng: np.random.Generator, config: AugmentConfig) -> Tensor:
