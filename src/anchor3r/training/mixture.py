@@ -113,7 +113,7 @@ def open_sets(
 def describe(
     sets: tuple[tuple[SequenceSet, float], ...], num_frames: int, part: float = 1.0
 ) -> list[tuple[str, ...]]:
-    """Rows of a table: set, sequences, held out, too short, unusable, clips, share; shares add up to `part`."""
+    """Rows of a table: set, sequences, held out, too short, unusable, clips, share (in all: `part`)."""
     total = sum(share for _, share in sets) / part
     rows = []
     for chosen, share in sets:
