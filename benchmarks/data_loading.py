@@ -30,6 +30,7 @@ from PIL import Image
 from anchor3r.datasets import DATA_SETS
 from anchor3r.datasets.index import index_set
 from anchor3r.geometry import Pinhole
+from anchor3r.training import sampling
 from anchor3r.training.data import ClipBatches
 from anchor3r.training.mixture import PAPER_MIXTURE, recorded
 from anchor3r.training.recipes import paper
@@ -72,11 +73,11 @@ def decode_only(root: Path, count: int) -> float:
 
 
 def make_clips(data: ClipBatches, first: int, count: int) -> float:
-    """CPU seconds to make clips of so many frames and to hand them over."""
+    """CPU seconds to make clips of so many frames, in the memory that a worker shares with the trainer."""
     began = time.process_time()
     for k in range(first, first + count // CLIP):
-        for tensor in (clips := data[k]).images, clips.depth:
-            tensor.share_memory_()
+        assert (clips := data[k]).images.is_shared()
+        assert clips.depth.is_shared()
     return time.process_time() - began
 
 
@@ -85,6 +86,7 @@ def work(arguments: tuple[Path, Path, int]) -> tuple[float, float, int, int]:
     other work on the machine disturbs both alike; peak memory in MB after the first clips and after all."""
     root, cache, count = arguments
     cv2.setNumThreads(1)
+    sampling.get_worker_info = lambda: True  # type: ignore[assignment]  # as in a worker of a DataLoader
     os.environ["ANCHOR3R_CACHE"] = str(cache)
     entry = next(entry for entry in PAPER_MIXTURE if entry.name == "vkitti2")
     chosen = recorded(index_set(DATA_SETS["vkitti2"], root), entry)

@@ -1,5 +1,6 @@
 """Every loader reads a miniature of its data set back to the points of the world it was rendered from."""
 
+import io
 from pathlib import Path
 
 import cv2
@@ -7,10 +8,14 @@ import dataset_miniatures as miniatures
 import numpy as np
 import pytest
 from dataset_miniatures import MINIATURES, NUM_FRAMES, true_shots
+from PIL import Image
 
 from anchor3r.datasets import DATA_SETS, Recording, open_files
+from anchor3r.datasets.dataset import decode_image
 from anchor3r.geometry import SE3
 from anchor3r.sources.frame import Frame
+from anchor3r.sources.images import read_image
+from anchor3r.sources.source import UndecodableFrameError
 
 WITH_DEPTH = [name for name, dataset in DATA_SETS.items() if dataset.card.depth == "dense" and name != "ase"]
 
@@ -142,3 +147,20 @@ def lidar_points(k: int) -> np.ndarray:
     distance = miniatures.lidar_distances(k)
     hit = np.isfinite(distance)
     return pose.apply(beams[hit] * distance[hit, None])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_pictures_are_decoded_to_pillows_bits_upright(mode: str) -> None:
+    """Sideways too; a JPEG whose end is missing is an error, whoever decodes."""
+    noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    picture = Image.fromarray(noise).resize((80, 60)).convert(mode)
+    for orientation in (1, 6):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=90, exif=exif)
+        decoded = decode_image(file.getvalue(), "a.jpg")
+        np.testing.assert_array_equal(decoded, read_image(io.BytesIO(file.getvalue())))
+        assert decoded.shape == ((60, 80, 3) if orientation == 1 else (80, 60, 3))
+        with pytest.raises(UndecodableFrameError, match=r"a\.jpg"):
+            decode_image(file.getvalue()[:-200], "a.jpg")

@@ -90,7 +90,7 @@ class DataOptions:
             sets = open_mixture(plain.mixture, self.data_root, index_with_progress) + sets
         held_out = open_sets(self.held_out, plain.data.sampling, index_with_progress)
         if sets and os.environ.get("RANK", "0") == "0":
-            _print_sets(sets, plain.data.num_frames)
+            _print_sets(sets, plain.data.num_frames, 1 - self.own_share)
         if self.own_share and not sets:
             raise Anchor3RError("--own-share goes with --data or --data-root; all data is the recipe's own")
         return {"sets": sets, "held_out": held_out, "own_share": self.own_share}
@@ -178,7 +178,8 @@ def train(
     return {"runs": [out], "cost": None}
 
 
-def _print_sets(sets: Sets, num_frames: int) -> None:
+def _print_sets(sets: Sets, num_frames: int, part: float) -> None:
+    """What was found; all of it together is this part of the clips."""
     from rich.console import Console
     from rich.table import Table
 
@@ -187,7 +188,7 @@ def _print_sets(sets: Sets, num_frames: int) -> None:
     table = Table("data set", box=None, pad_edge=False)
     for column in ("sequences", "held out", "too short", "unusable", "clips", "share"):
         table.add_column(column, justify="right")
-    for row in describe(sets, num_frames):
+    for row in describe(sets, num_frames, part):
         table.add_row(*row)
     Console(width=100).print(table)
 

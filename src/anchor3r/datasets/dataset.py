@@ -6,6 +6,7 @@ the table is kept, so nothing is parsed or listed while training. `picture` deco
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from anchor3r.datasets.files import Files
 from anchor3r.datasets.overlap import load_or_measure
@@ -27,6 +30,9 @@ from anchor3r.sources.source import UndecodableFrameError, logger
 
 ROTATION_TOLERANCE = 0.01
 """How far an entry of a rotation may be off because of the digits it was printed with."""
+
+
+_JPEG_BEGIN, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +121,8 @@ class DataSet(ABC):
     """One data set in the layout it is downloaded in."""
 
     card: ClassVar[Card]
+    depth_is_clean: ClassVar[bool] = False
+    """Whether `depth` gives float32 with zeros where depth is unknown, so that nothing is left to be done."""
 
     @abstractmethod
     def names(self, files: Files) -> list[str]:
@@ -139,8 +147,7 @@ class DataSet(ABC):
 
     def image(self, files: Files, name: str) -> NDArray[np.uint8]:
         """Decodes an image file to (H, W, 3) RGB."""
-        with files.open(name) as file:
-            return read_image(file)
+        return decode_image(files.read(name), str(files.root / name))
 
     def depth_of(
         self, files: Files, table: SequenceTable, index: int, image: NDArray[np.uint8]
@@ -154,6 +161,8 @@ class DataSet(ABC):
                 f"{files.root / table.depths[index]} is {depth.shape[1]}×{depth.shape[0]}, but its image is "
                 f"{image.shape[1]}×{image.shape[0]}; get them again"
             )
+        if self.depth_is_clean:
+            return depth
         known = np.empty(depth.shape, np.float32)
         _keep_known(depth.ravel(), known.ravel())
         return known
@@ -167,6 +176,23 @@ class DataSet(ABC):
             f"no sequence of {self.card.title} in {files.root}: looked for {self.card.layout}; "
             f"download {self.card.download}"
         )
+
+
+def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
+    """An image file's bytes -> (H, W, 3) RGB, upright; errors name the file.
+
+    OpenCV decodes a JPEG straight into the array, to the same bits as Pillow in four fifths of its time, but
+    does not mind if the end is missing: what is not a whole JPEG in the usual colours is Pillow's.
+    """
+    if data.startswith(_JPEG_BEGIN) and data.endswith(_JPEG_END):
+        with Image.open(io.BytesIO(data)) as header:
+            is_usual = header.mode in ("RGB", "L")
+        decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if is_usual else None
+        if decoded is not None:
+            return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded), np.uint8)
+    file = io.BytesIO(data)
+    file.name = name
+    return read_image(file)
 
 
 @kernel

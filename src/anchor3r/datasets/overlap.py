@@ -43,7 +43,7 @@ def measure_overlap(frames: Iterable[Frame]) -> NDArray[np.float32]:
 
     Frames are read one by one, need a pose and a camera, and see nothing where they have no depth.
     """
-    points: list[NDArray[np.float64]] = []
+    points: list[Array] = []
     depths: list[NDArray[np.float32]] = []
     cameras, poses = [], []
     for frame in frames:

@@ -25,6 +25,7 @@ class Replica(DataSet):
         download="https://cvg-data.inf.ethz.ch/nice-slam/data/Replica.zip",
         layout="cam_params.json and ROOM/traj.txt with ROOM/results",
     )
+    depth_is_clean = True
 
     def names(self, files: Files) -> list[str]:
         return [room for room in files.folders() if files.exists(f"{room}/traj.txt")]

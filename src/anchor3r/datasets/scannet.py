@@ -6,7 +6,6 @@ Colour and depth were taken from one place: colour is brought to the smaller pic
 
 from __future__ import annotations
 
-import io
 import struct
 import zlib
 from typing import Any, BinaryIO
@@ -14,11 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable, poses_from_camera
+from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable, decode_image, poses_from_camera
 from anchor3r.datasets.files import Files
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
-from anchor3r.sources.images import read_image
 from anchor3r.sources.source import UndecodableFrameError
 
 VERSION = 4
@@ -84,7 +82,7 @@ class ScanNet(DataSet):
             raise UndecodableFrameError(
                 f"cannot decode depth {index} of {table.name} ({error}); get the scan again"
             ) from error
-        image = read_image(io.BytesIO(_bytes(files, table.images[index])))
+        image = decode_image(_bytes(files, table.images[index]), f"{table.name}, frame {index}")
         camera = table.camera(index, int(width), int(height))
         return Picture(
             _seen_by(image, colour_camera, camera), (depth / units_per_m).astype(np.float32), camera

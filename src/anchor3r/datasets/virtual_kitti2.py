@@ -31,6 +31,7 @@ class VirtualKitti2(DataSet):
         "https://europe.naverlabs.com/research/computer-vision/proxy-virtual-worlds-vkitti-2",
         layout="SceneXX/CONDITION with intrinsic.txt, extrinsic.txt and frames/rgb/Camera_X",
     )
+    depth_is_clean = True
 
     def names(self, files: Files) -> list[str]:
         drives = [drive for scene in files.folders() for drive in files.folders(scene)]

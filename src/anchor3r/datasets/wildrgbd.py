@@ -34,6 +34,7 @@ class WildRgbd(DataSet):
         download="the categories from https://huggingface.co/datasets/hongchi/wildrgbd, unpacked",
         layout="CATEGORY/scenes/SCENE with rgb, depth, metadata and cam_poses.txt",
     )
+    depth_is_clean = True
 
     def names(self, files: Files) -> list[str]:
         scenes = [s for category in files.folders() for s in files.folders(f"{category}/scenes")]

@@ -357,10 +357,11 @@ def clip_indices(
     posed = [pose for pose in poses if pose is not None]
     stacked = SE3(np.stack([p.rotation for p in posed]), np.stack([p.translation for p in posed]))
     if not config.ordered:
-        by_depth = config.overlap == "depth" and isinstance(sequence, Recording)
-        overlap = sequence.overlap() if by_depth else None
-        if overlap is not None:
-            return known[sample_by_overlap(overlap, count, rng)]
+        measured = None
+        if config.overlap == "depth" and isinstance(sequence, Recording):
+            measured = sequence.overlap()
+        if measured is not None:
+            return known[sample_by_overlap(measured, count, rng)]
         return known[sample_by_pose(stacked, count, rng)]
     drawn = [sample_video(len(known), count, rng, config) for _ in range(config.candidates)]
     return known[max(drawn, key=lambda indices: total_turn(stacked[indices]))]

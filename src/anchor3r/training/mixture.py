@@ -110,12 +110,14 @@ def open_sets(
     return tuple(sets)
 
 
-def describe(sets: tuple[tuple[SequenceSet, float], ...], num_frames: int) -> list[tuple[str, ...]]:
-    """Rows of a table: set, sequences, held out, too short, unusable, clips, share."""
-    total = sum(share for _, share in sets)
+def describe(
+    sets: tuple[tuple[SequenceSet, float], ...], num_frames: int, part: float = 1.0
+) -> list[tuple[str, ...]]:
+    """Rows of a table: set, sequences, held out, too short, unusable, clips, share (in all: `part`)."""
+    total = sum(share for _, share in sets) / part
     rows = []
     for chosen, share in sets:
-        part = f"{100 * share / total:.1f} %"
+        in_words = f"{100 * share / total:.1f} %"
         if isinstance(chosen, RecordedSet):
             counts = (
                 len(chosen.training),
@@ -124,7 +126,7 @@ def describe(sets: tuple[tuple[SequenceSet, float], ...], num_frames: int) -> li
                 len(chosen.index.broken),
             )
             clips = f"{chosen.num_clips(num_frames):,}"
-            rows.append((chosen.index.name, *(f"{count:,}" for count in counts), clips, part))
+            rows.append((chosen.index.name, *(f"{count:,}" for count in counts), clips, in_words))
         else:
-            rows.append((type(chosen).__name__, "", "", "", "", "", part))
+            rows.append((type(chosen).__name__, "", "", "", "", "", in_words))
     return rows

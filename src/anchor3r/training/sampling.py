@@ -6,6 +6,7 @@ pictures are chained by how much of each other they see. All randomness comes fr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,8 @@ import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.kernels import Array, kernel
@@ -171,8 +174,8 @@ def make_clip(
     """
     parts = (rng.uniform(config.min_crop, 1), rng.random(), rng.random())
     trusted = any(f.depth_confidence is not None or f.pose_confidence != 1 for f in frames)
-    depths = np.zeros((len(frames), *size), np.float32)
-    weights = np.ones((len(frames), *size), np.float32) if trusted else None
+    depths = _handed_over((len(frames), *size), torch.float32)
+    weights = _handed_over((len(frames), *size), torch.float32).fill_(1) if trusted else None
     images, cameras = [], []
     for k, frame in enumerate(frames):
         if frame.camera_from_world is None or frame.intrinsics is None:
@@ -182,31 +185,38 @@ def make_clip(
         crop = (slice(top, top + h), slice(left, left + w))
         images.append(_resized(frame.image[crop], size))
         if frame.depth_m is not None:
-            _sample(frame.depth_m[crop], depths[k])
+            _sample(frame.depth_m[crop], depths[k].numpy())
         if weights is not None and frame.depth_confidence is not None:
-            _sample(frame.depth_confidence[crop], weights[k])
+            _sample(frame.depth_confidence[crop], weights[k].numpy())
         cameras.append([camera.fx, camera.fy, camera.cx, camera.cy])
     poses = [f.camera_from_world.matrix() for f in frames if f.camera_from_world is not None]
     return Clips(
-        torch.from_numpy(_as_planes(images, rng, config))[None],
+        _as_planes(images, rng, config)[None],
         torch.tensor(cameras, dtype=torch.float32)[None],
-        torch.from_numpy(depths)[None],
+        depths[None],
         torch.from_numpy(_from_first(np.stack(poses)).astype(np.float32))[None],
-        None if weights is None else torch.from_numpy(weights)[None],
+        None if weights is None else weights[None],
         torch.tensor([[f.pose_confidence for f in frames]]) if trusted else None,
     )
 
 
-def _as_planes(
-    images: list[NDArray[np.uint8]], rng: np.random.Generator, config: AugmentConfig
-) -> NDArray[np.float32] | NDArray[np.uint8]:
+def _handed_over(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros; in a worker it lies in the memory that the trainer sees, and is not copied there."""
+    if get_worker_info() is None:
+        return torch.zeros(shape, dtype=dtype)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape) * dtype.itemsize, device="cpu")
+    return torch.empty(0, dtype=dtype).set_(storage).view(shape)
+
+
+def _as_planes(images: list[NDArray[np.uint8]], rng: np.random.Generator, config: AugmentConfig) -> Tensor:
     """Images (H, W, 3) -> (S, 3, H, W) in 0–1 with their colours varied, or in 0–255 where they are not."""
     if replace(config, min_crop=1.0) == NO_AUGMENTATION:
-        return np.stack([plane for image in images for plane in cv2.split(image)]).reshape(
-            len(images), 3, *images[0].shape[:2]
-        )
+        planes = _handed_over((len(images), 3, *images[0].shape[:2]), torch.uint8)
+        for image, channels in zip(images, planes.numpy(), strict=True):
+            cv2.split(image, list(channels))
+        return planes
     stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
-    return np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
 
 
 def _from_first(camera_from_world: NDArray[np.float64]) -> NDArray[np.float64]:
