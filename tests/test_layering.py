@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "anchor3r"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 FOUNDATION = {
+    "edge_aware",
     "errors",
     "framing",
     "geodesy",
@@ -69,6 +70,7 @@ INSIDE_FOUNDATION = {
     "trajectory": {"geometry", "errors", "robust"},
     "framing": {"trajectory"},
     "geodesy": set(),
+    "edge_aware": {"kernels"},
 }
 ENTRANCES = {"cli", "__init__", "__main__"}
 """Use everything and are used by nothing."""

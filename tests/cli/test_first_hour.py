@@ -195,7 +195,7 @@ class TestThreads:
     def test_every_command_that_computes_has_the_option(self, tmp_path: Path, run: Run) -> None:
         for command in ("map", "refine", "demo", "train"):
             assert "--threads INT" in run(command, "--help")[1]
-        assert "must be at least 1" in run("map", SMALL, "--out", tmp_path / "m", *EXACT, "--threads", 0)[2]
+        assert "must lie in 1" in run("map", SMALL, "--out", tmp_path / "m", *EXACT, "--threads", 0)[2]
 
 
 class TestInterruption:
@@ -227,8 +227,9 @@ class TestInterruption:
             raise SystemError("a bug")
 
         monkeypatch.setattr(GroundTruthPredictor, "step", broken)
-        with pytest.raises(SystemError, match="a bug"):
-            run("map", SMALL, "--out", tmp_path / "m", *EXACT)
+        monkeypatch.chdir(tmp_path)
+        code, _, err = run("map", SMALL, "--out", tmp_path / "m", *EXACT)
+        assert (code, "a bug" in err, "interrupted" in err) == (3, True, False)
 
     def test_the_real_signal_in_a_real_kernel(self, tmp_path: Path) -> None:
         code = (
@@ -278,7 +279,7 @@ class TestRoughEdges:
             ("5,5,160,120", "fields of view of 176° and 175°"),
             ("300,300,700,120", "principal point outside"),
             ("300,300,160,-5", "principal point outside"),
-            ("1e9,1e9,160,120", "fields of view of 0°"),
+            ("1e9,1e9,160,120", "numbers that no camera has"),
         ],
     )
     def test_intrinsics_that_cannot_be(self, tmp_path: Path, run: Run, intrinsics: str, words: str) -> None:

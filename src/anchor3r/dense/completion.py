@@ -2,8 +2,7 @@
 
 The inverse depth of a plane is linear in the image. Each cell of a grid gets the plane of best fit through
 the measured inverse depths around it, weighted by how far away they are, where an edge in the image counts as
-a long way, because surfaces end there. The weights are separable and decay exponentially along rows and
-columns, so that the moments of all cells come out of a few recursive passes.
+a long way, because surfaces end there (`edge_aware`).
 
 Letters: h × w pixels, r × c cells, 10 moments.
 """
@@ -16,6 +15,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.edge_aware import summed_around
 from anchor3r.geometry import Array
 from anchor3r.kernels import kernel
 
@@ -67,13 +67,10 @@ def complete(
     moments = _moments(inverse, weight, cell)
     rows, columns = moments.shape[:2]
     guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA)
-    reach = config.reach_px / cell
-    across, down = (_decay(g, reach, config.edge_grey) for g in (guide, np.ascontiguousarray(guide.T)))
-    one = _turned(_spread(_turned(_spread(moments, across)), down))
-    other = _spread(_turned(_spread(_turned(moments), down)), across)
+    around = summed_around(moments, guide, reach=config.reach_px / cell, edge_grey=config.edge_grey)
     planes = np.full((5, rows, columns), np.nan, np.float32)
     _fit_planes(
-        0.5 * (one + other), cell, config.reach_px, config.least_weight, config.slope_prior,
+        around, cell, config.reach_px, config.least_weight, config.slope_prior,
         config.least_foreshortening, planes,
     )  # fmt: skip
     mean, slope_x, slope_y, scatter, total = (
@@ -101,41 +98,6 @@ def _moments(inverse: NDArray[np.float32], weight: NDArray[np.float32], cell: in
         padded[:height, :width] = term * weight
         out[..., k] = padded.reshape(rows, cell, columns, cell).sum((1, 3)) / cell**2
     return out
-
-
-def _decay(guide: NDArray[np.float32], reach: float, edge_grey: float) -> NDArray[np.float64]:
-    """(r, c) factor by which a weight shrinks from the cell before, along a row."""
-    out = np.zeros(guide.shape)
-    out[:, 1:] = np.exp(-1 / reach - np.abs(np.diff(guide, axis=1)) / edge_grey)
-    return out
-
-
-def _turned(moments: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows become columns."""
-    return np.ascontiguousarray(moments.transpose(1, 0, 2))
-
-
-def _spread(moments: NDArray[np.float64], decay: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Along rows: each cell's sum over the row, weighted by the decay on the way."""
-    out = np.empty_like(moments)
-    _spread_rows(moments, decay, out)
-    return out
-
-
-@kernel
-def _spread_rows(moments: Array, decay: Array, out: Array) -> None:
-    height, width, count = moments.shape
-    back = np.empty(count)
-    for row in range(height):
-        for k in range(count):
-            out[row, 0, k], back[k] = moments[row, 0, k], 0.0
-        for column in range(1, width):
-            for k in range(count):
-                out[row, column, k] = moments[row, column, k] + decay[row, column] * out[row, column - 1, k]
-        for column in range(width - 2, -1, -1):
-            for k in range(count):
-                back[k] = decay[row, column + 1] * (back[k] + moments[row, column + 1, k])
-                out[row, column, k] += back[k]
 
 
 @kernel

@@ -2,8 +2,7 @@
 
 The inverse depth of a plane is linear in the image. So each cell of a coarse grid gets the line of best fit
 through the inverse depths of the points around it, weighted by how far away they are; an edge in the image
-counts as a long way, because depth is likely to jump there. The weights are separable and decay exponentially
-along rows and columns, so that the moments of all cells come out of a few recursive passes.
+counts as a long way, because depth is likely to jump there (`edge_aware`).
 
 Letters: h × w cells, n points, c = 11 moments.
 """
@@ -16,8 +15,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.edge_aware import summed_around
 from anchor3r.geometry import Array
-from anchor3r.kernels import kernel
 from anchor3r.predictors.features.projection import rays
 from anchor3r.predictors.features.tracking import Image
 
@@ -90,10 +89,7 @@ def _local_planes(
 ) -> tuple[Array, Array]:
     """(h, w) inverse depths, NaN where unknown, and their relative standard deviations."""
     moments = _moments(guide.shape, known, inverse_depth, contradicted)
-    across, down = _decay(guide), _decay(guide.T)
-    one = _turned(_spread(_turned(_spread(moments, across)), down))
-    other = _spread(_turned(_spread(_turned(moments), down)), across)
-    around = 0.5 * (one + other)
+    around = summed_around(moments, guide, reach=_REACH_CELLS, edge_grey=_EDGE_GREY)
     inverse, sigma = np.full(guide.shape, np.nan), np.full(guide.shape, np.inf)
     rows, columns = np.nonzero((around[..., 0] >= _MIN_WEIGHT) & (around[..., 10] < around[..., 0]))
     inverse[rows, columns], sigma[rows, columns] = _planes_at(around[rows, columns].T, columns, rows)
@@ -114,41 +110,6 @@ def _cells(at: Array, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArra
     """Rows and columns of the cells nearest to positions (n, 2)."""
     column, row = (at + 0.5).astype(np.int64).T
     return np.clip(row, 0, shape[0] - 1), np.clip(column, 0, shape[1] - 1)
-
-
-def _decay(guide: Array) -> Array:
-    """(h, w) factor by which a weight shrinks from the cell before, along a row."""
-    out = np.zeros(guide.shape)
-    out[:, 1:] = np.exp(-1 / _REACH_CELLS - np.abs(np.diff(guide, axis=1)) / _EDGE_GREY)
-    return out
-
-
-def _turned(moments: Array) -> Array:
-    """Rows become columns."""
-    return np.ascontiguousarray(moments.transpose(1, 0, 2))
-
-
-def _spread(moments: Array, decay: Array) -> Array:
-    """Along rows: each cell's sum over the row, weighted by the decay on the way."""
-    out = np.empty(moments.shape)
-    _spread_rows(moments, decay, out)
-    return out
-
-
-@kernel
-def _spread_rows(moments: Array, decay: Array, out: Array) -> None:
-    height, width, count = moments.shape
-    back = np.empty(count)
-    for row in range(height):
-        for c in range(count):
-            out[row, 0, c], back[c] = moments[row, 0, c], 0.0
-        for column in range(1, width):
-            for c in range(count):
-                out[row, column, c] = moments[row, column, c] + decay[row, column] * out[row, column - 1, c]
-        for column in range(width - 2, -1, -1):
-            for c in range(count):
-                back[c] = decay[row, column + 1] * (back[c] + moments[row, column + 1, c])
-                out[row, column, c] += back[c]
 
 
 def _planes_at(m: Array, x: NDArray[np.int64], y: NDArray[np.int64]) -> tuple[Array, Array]:
