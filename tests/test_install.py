@@ -53,8 +53,10 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=True)
     (wheel,) = built.glob("*.whl")
     index = ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
-    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt")
-    done(*pip, *index, wheel)
+    pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--retries", "1")
+    constraints = ("-c", ROOT / "constraints.txt")
+    done(*pip, *constraints, *index, "torch")  # the CPU build, wherever it is found
+    done(*pip, *constraints, wheel)
     return folder / "bin"
 
 

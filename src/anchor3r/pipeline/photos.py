@@ -279,7 +279,7 @@ class _PlacedPhotos(ImportedPoses):
             return prediction
         at = int(np.searchsorted(self._solved.frames, frame.index))
         xyz, confidence = self._solved.points[frame.index]
-        in_camera = self._solved.camera_from_world[at].apply(xyz)
+        in_camera = np.asarray(self._solved.camera_from_world[at].apply(xyz), np.float64)
         points, sure = gridded(in_camera, confidence, frame.intrinsics)
         return replace(prediction, points_in_anchor=points, points_confidence=sure)
 
