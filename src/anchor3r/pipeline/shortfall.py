@@ -141,7 +141,9 @@ def gaps_of(scene_map: Map) -> list[Gap]:
 def separate_photographs(source: Source) -> str | None:
     """What shows that images are photographs rather than the frames of a video; None if nothing does."""
     frames = list(source.wanted)
-    found = list(_sampled_overlaps(frames, lambda index: source.read(index).image))
+    overlaps = _sampled_overlaps(frames, lambda index: source.read(index).image)
+    # Blank images share nothing either, and tell nothing.
+    found = [overlap for overlap in overlaps if overlap.num_features >= _FEWEST_FEATURES]
     if len(found) < 2:
         return None
     shared = [overlap for overlap in found if overlap.is_same_scene]
