@@ -48,7 +48,7 @@ def test_every_command_prints_its_object(tmp_path: Path, capsys: pytest.CaptureF
     assert run("map", WORLD, "--out", folder, *EXACT)["with_pose"] == 12
     assert run("refine", folder, "--no-loops")["frames"] == 12
     assert run("densify", folder, "--every", 6)["map"] == str(folder)
-    assert run("fuse", folder)["poses"] == "offline"
+    assert run("fuse", folder, "--depths", "predicted", "--min-views", 1)["vertices"]
     page = run("view", folder, "--save", tmp_path / "page")
     assert Path(page["page"]).stat().st_size == page["bytes"]
     tum = tmp_path / "poses.tum"
