@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from anchor3r.pipeline.fusing import fuse_map
     from anchor3r.pipeline.mapper import Mapper
     from anchor3r.pipeline.mapping import MappingRun, map_source
+    from anchor3r.pipeline.photos import map_photos
     from anchor3r.pipeline.refine import refine_map
     from anchor3r.pipeline.settings import DensifySettings, FuseSettings, MapSettings, RefineSettings
     from anchor3r.pose_graph.edges import MotionGraph
@@ -42,6 +43,7 @@ _HOMES = {
     "export_map": "export.exporting",
     "load_map": "store",
     "load_predictor": "predictors.loading",
+    "map_photos": "pipeline.photos",
     "map_source": "pipeline.mapping",
     "open_source": "sources",
     "refine_map": "pipeline.refine",
@@ -68,6 +70,7 @@ __all__ = [
     "fuse_map",
     "load_map",
     "load_predictor",
+    "map_photos",
     "map_source",
     "open_source",
     "refine_map",

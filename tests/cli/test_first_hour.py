@@ -106,10 +106,10 @@ class TestFailure:
         self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(shortfall, "overlap_of", lambda *_: pytest.fail("images were compared"))
-        monkeypatch.setattr("anchor3r.cli.map._tell_of_photographs", lambda images: None)
         images = views(f"{STREET}&frames=1", [0]) * 9
         folder = save_images(tmp_path / "images", images)
-        code, out, err = run("map", folder, "--out", tmp_path / "m", "--no-keep-images", "--json")
+        unkept = ("--no-keep-images", "--order", "stream", "--json")
+        code, out, err = run("map", folder, "--out", tmp_path / "m", *unkept)
         assert code == 1
         assert "no motion" in err
         told = json.loads(out)["without_pose"]

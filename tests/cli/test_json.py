@@ -48,7 +48,7 @@ def test_every_command_prints_its_object(tmp_path: Path, capsys: pytest.CaptureF
     assert run("map", WORLD, "--out", folder, *EXACT)["with_pose"] == 12
     assert run("refine", folder, "--no-loops")["frames"] == 12
     assert run("densify", folder, "--every", 6)["map"] == str(folder)
-    assert run("fuse", folder)["poses"] == "offline"
+    assert run("fuse", folder, "--depths", "predicted", "--min-views", 1)["vertices"]
     page = run("view", folder, "--save", tmp_path / "page")
     assert Path(page["page"]).stat().st_size == page["bytes"]
     tum = tmp_path / "poses.tum"
@@ -74,6 +74,8 @@ def test_every_command_prints_its_object(tmp_path: Path, capsys: pytest.CaptureF
     told = run("evaluate", "variants", "worlds", "--out", tmp_path / "v", *chosen)
     assert list(told["front_ends"]) == ["ground-truth"]
     assert len(run("data", "list")["sets"]) == 16
+    (tmp_path / "table.csv").write_text(f"source,predictor\n{WORLD},ground-truth\n")
+    assert len(run("batch", tmp_path / "table.csv", "--out", tmp_path / "batch")["sequences"]) == 1
     assert run("doctor", "--no-self-test")["healthy"]
     assert run("demo", "--out", tmp_path / "demo", "--frames", 12)["frames"] == 12
     assert run("map", tmp_path / "nothing", "--out", tmp_path / "x", code=1)["exit_code"] == 1

@@ -19,6 +19,9 @@ from anchor3r.trajectory import Trajectory
 
 
 def command(*arguments: object) -> None:
+    if "--json" in arguments:
+        assert main(["evaluate", *map(str, arguments)]) == 0
+        return
     tyro.extras.subcommand_cli_from_dict(evaluate, prog="anchor3r evaluate", args=[str(a) for a in arguments])
 
 

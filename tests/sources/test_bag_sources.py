@@ -86,9 +86,7 @@ def test_recordings_are_known_by_their_suffix(tmp_path: Path) -> None:
 
 def test_topics_are_listed_where_none_or_several_fit(tmp_path: Path) -> None:
     path = write_ros1(tmp_path / "two", Recorded(more=["/cam1/image_raw", "/depth/image_raw"]))
-    with pytest.raises(
-        Anchor3RError, match=r"several topics[^$]*/cam0/image_raw +8 ×[^$]*/cam1/image_raw"
-    ) as told:
+    with pytest.raises(Anchor3RError, match=r"several topics.*/cam0/image_raw \(8 × .*/cam1/") as told:
         opened(path)
     assert "/depth" not in str(told.value)
     assert opened(path, topic="/cam1/image_raw").num_frames == 8

@@ -50,8 +50,9 @@ def map_source(
     Killed at any moment it goes on with --resume to the same result; it can be looked at while it grows.
 
     Args:
-        source: A folder or pattern of images, a video, camera:0, an rtsp or http address, kitti:ROOT/00,
-            tum:DIR, 7scenes:DIR or world:SEED.
+        source: A folder or pattern of images, a video, camera:0, an rtsp or http address, a recording as
+            bag:FILE[?topic=/camera/image_raw], a sequence as kitti:ROOT/00, tum:DIR, 7scenes:DIR, euroc:DIR,
+            icl-nuim:DIR, replica:DIR or eth3d:DIR, or world:SEED. docs/sources.md tells what is read of each.
         out: Folder of the map.
         settings: How the source becomes a map.
         start: First frame.

@@ -26,6 +26,7 @@ from anchor3r.pipeline.importing import ImportedPoses, ImportSettings, PairedPos
 from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.confidence import TOLERANCE
+from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources import Frame, Source, StatedCamera
 from anchor3r.threads import chosen_threads
@@ -193,13 +194,23 @@ def _calibrate(colmap: Any, models: list[Any]) -> None:
     held = np.array(camera.params)
     adjustment = colmap.BundleAdjustmentOptions()
     adjustment.print_summary = False
-    colmap.bundle_adjustment(largest, adjustment)
+    _adjust(colmap, largest, adjustment)
     adjusted = np.array(largest.cameras[camera_id].params)
     believed = abs(np.log(adjusted[0] / held[0])) < _STRAY_FOCAL and abs(adjusted[3]) < _STRAY_RADIAL
     adjustment.refine_focal_length = adjustment.refine_extra_params = False
     for model in others if believed else models:
         model.cameras[camera_id].params = adjusted if believed else held
-        colmap.bundle_adjustment(model, adjustment)
+        _adjust(colmap, model, adjustment)
+
+
+def _adjust(colmap: Any, model: Any, options: Any) -> None:
+    """A bundle adjustment that says nothing, unlike `bundle_adjustment`."""
+    config = colmap.BundleAdjustmentConfig()
+    for image_id, image in model.images.items():
+        if image.has_pose:
+            config.add_image(image_id)
+    config.fix_gauge(colmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+    colmap.create_default_bundle_adjuster(options, config, model).solve()
 
 
 def _solved(models: list[Any], scale: float) -> SolvedPhotos:
@@ -258,8 +269,8 @@ class _PlacedPhotos(ImportedPoses):
     def estimated_camera(self) -> dict[str, float | bool]:
         camera = self._solved.camera
         return {
-            "stated": False, "focal_px": camera.intrinsics[0], "focal_sigma_px": 0.0, "determined": True,
-            "k1": camera.distortion[0],
+            "stated": False, "focal_px": camera.intrinsics[0], "determined": True, "k1": camera.distortion[0],
+            "focal_sigma_px": FeaturesConfig.focal_bias * camera.intrinsics[0],
         }  # fmt: skip
 
     def step(self, frame: Frame) -> WindowPrediction:
@@ -268,7 +279,7 @@ class _PlacedPhotos(ImportedPoses):
             return prediction
         at = int(np.searchsorted(self._solved.frames, frame.index))
         xyz, confidence = self._solved.points[frame.index]
-        in_camera = self._solved.camera_from_world[at].apply(xyz)
+        in_camera = np.asarray(self._solved.camera_from_world[at].apply(xyz), np.float64)
         points, sure = gridded(in_camera, confidence, frame.intrinsics)
         return replace(prediction, points_in_anchor=points, points_confidence=sure)
 

@@ -38,6 +38,9 @@ _STILL_PX = 1.0
 _WIDE_SHIFT = 0.2
 """Of the diagonal: matches of consecutive video frames move by some percent of it, by more than this only
 between photographs."""
+_MOVING_SHIFT = 0.03
+"""Of the diagonal: images that move by less may seem out of order by noise and a shaking hand."""
+_CLEARLY_LESS = 0.8
 _FEW_FRAMES = 5
 _EXAMINED_GAPS = 10
 """Runs of frames without a pose whose images are compared, the longest ones first."""
@@ -138,7 +141,9 @@ def gaps_of(scene_map: Map) -> list[Gap]:
 def separate_photographs(source: Source) -> str | None:
     """What shows that images are photographs rather than the frames of a video; None if nothing does."""
     frames = list(source.wanted)
-    found = list(_sampled_overlaps(frames, lambda index: source.read(index).image))
+    overlaps = _sampled_overlaps(frames, lambda index: source.read(index).image)
+    # Blank images share nothing either, and tell nothing.
+    found = [overlap for overlap in overlaps if overlap.num_features >= _FEWEST_FEATURES]
     if len(found) < 2:
         return None
     shared = [overlap for overlap in found if overlap.is_same_scene]
@@ -150,7 +155,33 @@ def separate_photographs(source: Source) -> str | None:
     shift = float(np.median([overlap.shift for overlap in shared]))
     if shift > _WIDE_SHIFT:
         return f"from one image to the next what they show moves by {shift:.0%} of the image"
-    return None
+    return _out_of_sequence(frames, lambda index: source.read(index).image)
+
+
+def _out_of_sequence(frames: Sequence[int], read: ReadImage) -> str | None:
+    """What shows that images are shuffled: the outer two of three are more alike than neighbours are.
+
+    A camera that goes on is further from where it was two frames ago than one frame ago; of three images in
+    no order the outer two are as likely to be the nearest as any.
+    """
+    moving = shuffled = 0
+    for position in _spread(len(frames) - 2):
+        try:
+            images = [read(frame) for frame in frames[position : position + 3]]
+        except Anchor3RError:
+            continue
+        first, second, outer = (_distance(images[a], images[b]) for a, b in ((0, 1), (1, 2), (0, 2)))
+        moving += max(first, second) > _MOVING_SHIFT
+        shuffled += max(first, second) > max(_MOVING_SHIFT, outer / _CLEARLY_LESS)
+    if shuffled < max(2, moving / 3):
+        return None
+    return f"in {shuffled} of {moving} places the image after the next is more alike than the next one is"
+
+
+def _distance(first: Image, second: Image) -> float:
+    """How far what two images show has moved, as a part of the diagonal; infinite if they share nothing."""
+    overlap = overlap_of(first, second)
+    return overlap.shift if overlap.is_same_scene else np.inf
 
 
 def cause_of(overlaps: Sequence[Overlap], first_with_last: Overlap) -> Cause:
@@ -208,17 +239,18 @@ def _cause(
 
 def _sampled_overlaps(frames: Sequence[int], read: Callable[[int], Image]) -> Iterator[Overlap]:
     """Of pairs of neighbours spread over the frames; those that cannot be read are left out."""
-    last = len(frames) - 1
-    for position in sorted(
-        {round(k * (last - 1) / max(_SAMPLED_PAIRS - 1, 1)) for k in range(_SAMPLED_PAIRS)}
-    ):
-        if not 0 <= position < last:
-            continue
+    for position in _spread(len(frames) - 1):
         try:
             images = read(frames[position]), read(frames[position + 1])
         except Anchor3RError:
             continue
         yield overlap_of(*images)
+
+
+def _spread(count: int) -> list[int]:
+    """Some of the numbers below `count`, evenly spread, the first and the last among them."""
+    chosen = {round(k * (count - 1) / max(_SAMPLED_PAIRS - 1, 1)) for k in range(_SAMPLED_PAIRS)}
+    return sorted(position for position in chosen if 0 <= position < count)
 
 
 def overlap_of(first: Image, second: Image) -> Overlap:

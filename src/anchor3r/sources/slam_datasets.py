@@ -246,8 +246,8 @@ def _replica_camera(folder: Path) -> tuple[Pinhole | None, float]:
         return None, REPLICA_DEPTH_UNITS_PER_M
     try:
         camera = json.loads(path.read_text())["camera"]
-        numbers = [float(camera[name]) for name in ("fx", "fy", "cx", "cy")]
-        pinhole = Pinhole(*numbers, int(camera["w"]), int(camera["h"]))
+        fx, fy, cx, cy = (float(camera[name]) for name in ("fx", "fy", "cx", "cy"))
+        pinhole = Pinhole(fx, fy, cx, cy, int(camera["w"]), int(camera["h"]))
         return pinhole, float(camera["scale"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Anchor3RError(f"{path} describes no camera ({error}); get it again, or remove it") from error

@@ -105,7 +105,7 @@ def _trimmed(coefficients: list[float]) -> tuple[float, ...]:
 
 def _numbers(message: Any, name: str) -> list[float]:
     """A field that ROS 1 and Foxglove write in upper and ROS 2 in lower case."""
-    values = getattr(message, name, None)
+    values: Any = getattr(message, name, None)
     if values is None:
         values = getattr(message, name.upper(), ())
     return [float(value) for value in values]
