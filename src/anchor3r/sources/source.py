@@ -139,7 +139,7 @@ class Source(ABC):
         if self._size is None:
             if min(width, height) * LIMITS.aspect_ratio < max(width, height):
                 raise ImageSizeError(
-                    f"{self._describe(frame.index)} is {width}×{height}, a strip that is no image of a camera; "
+                    f"{self._describe(frame.index)} is {width}×{height}, a strip, no image of a camera; "
                     "cut it, or give whole images"
                 )
             self._size = (width, height)
