@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,7 @@ def _pictures(folder: Path) -> None:
         for suffix in ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
             image.save(folder / f"{number}.{suffix}")
     _video(folder / "clip.mp4", images)
+    _bags(folder)
     # Too few frames for a pose, which is no matter: the kernels are loaded.
     main(["map", str(folder / "clip.mp4"), "--predictor", "features", "--out", str(folder / "of-clip")])
     _tum(folder / "tum", images)
@@ -117,6 +119,17 @@ def _video(path: Path, images: Path) -> None:
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+
+
+def _bags(folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+    from recordings import Recorded, write_foxglove, write_ros1, write_ros2
+
+    recorded = Recorded()
+    write_ros1(folder / "run", recorded)
+    write_foxglove(folder / "run", recorded)
+    (ros2,) = write_ros2(folder / "ros2", recorded).glob("*.db3")
+    ros2.rename(folder / "run.db3")
 
 
 def _tum(folder: Path, images: Path) -> None:
