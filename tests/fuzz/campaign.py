@@ -141,10 +141,12 @@ def main() -> int:
         kept = [os.dup(1), os.dup(2)]
         for number in (1, 2):
             os.dup2(log.fileno(), number)
-        make_material(material)
-        for number, saved in zip((1, 2), kept, strict=True):
+        try:
+            make_material(material)
+        finally:
             sys.stdout.flush()
-            os.dup2(saved, number)
+            for number, saved in zip((1, 2), kept, strict=True):
+                os.dup2(saved, number)
     if given.case:
         outcome = attempt(json.loads(given.case), work / "case", material)
         print(json.dumps(outcome.to_json(), indent=1), (work / "case/stderr").read_text(), sep="\n")

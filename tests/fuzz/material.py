@@ -40,8 +40,8 @@ def _maps(folder: Path) -> None:
     _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
     _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
     _add_loops(folder / "map")
-    _command("densify", folder / "map", "--keyframe-interval", "4")
-    _command("fuse", folder / "map")
+    _command("densify", folder / "map", "--every", "4", "--threads", "1", "--no-fuse")
+    _command("fuse", folder / "map", "--depths", "predicted", "--min-component", "10", "--min-views", "1")
     _command("export", folder / "map", "--format", "mesh", "--out", folder / "mesh.ply")
     for kind in ("tum", "kitti", "euroc", "ply", "g2o", "glb"):
         _command("export", folder / "map", "--format", kind, "--out", folder / f"map.{kind}")
