@@ -152,7 +152,8 @@ def main() -> int:
         print(json.dumps(outcome.to_json(), indent=1), (work / "case/stderr").read_text(), sep="\n")
         return int(outcome.problem is not None)
     recipes = corpus() if given.corpus else []
-    recipes += drawn_cases(given.cases, given.seed, material, given.only)
+    drawn = list(drawn_cases(given.cases, given.seed, material, given.only))
+    recipes += [drawn[k] for k in np.random.default_rng(given.seed).permutation(len(drawn))]
     outcomes = run_all(recipes, given.jobs, work.resolve(), material)
     print(table(outcomes))
     failed = [o for o in outcomes if o["problem"]]
