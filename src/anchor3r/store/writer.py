@@ -372,7 +372,7 @@ class MapWriter:
                 "SELECT search, complete, identity FROM searches ORDER BY search"
             ).fetchall()
             for search, complete, known in found:
-                if json.loads(known) != json.loads(text):
+                if parse_json(known, f"{self.folder}: {DATABASE}, search {search}") != json.loads(text):
                     continue
                 if anew:
                     self._forget_loops(search)
