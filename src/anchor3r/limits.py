@@ -17,6 +17,8 @@ class Limits:
     """Of one image: 8K video has 33 million, a full-frame camera up to 61."""
     image_side: int = 32_768
     """Pixels along one side of an image."""
+    aspect_ratio: int = 32
+    """Longer side of an image over the shorter one; panoramas have up to 10."""
     frames: int = 100_000_000
     """Index of a frame in a map, a graph or a source: at 60 frames a second 19 days."""
     world_frames: int = 200_000

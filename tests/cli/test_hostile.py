@@ -226,6 +226,13 @@ def test_text_of_a_map_is_no_script(copied: Path, run: Run) -> None:
     assert run("report", "map", "--out", "again.html")[0] == 1
 
 
+def test_a_name_in_a_map_does_not_lead_out_of_the_folder(copied: Path, run: Run) -> None:
+    with load_map(copied) as scene_map, MapWriter.open(copied) as store:
+        store.write_refinement("../../outside", scene_map.trajectory())
+    assert run("evaluate", "map", "map", "--out", "deep/er/out")[0] == 1
+    assert not list(Path().rglob("outside*"))
+
+
 # 8: checkpoints
 
 

@@ -330,7 +330,7 @@ def tmpfs(folder: Path, size: int) -> Iterator[bool]:
         yield mounted
     finally:
         if mounted:
-            subprocess.run(["umount", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def small_disks(trial: Trial, step: int) -> None:
@@ -427,6 +427,7 @@ def main() -> int:
         kills(trial, given.step)
         failing_disks(trial, given.step)
         odd_surroundings(trial)
+        print(trial.table(), flush=True)  # so far, should what follows fail
         small_disks(trial, given.step)
         company(trial, 60 * given.minutes)
     print(trial.table())

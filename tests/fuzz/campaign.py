@@ -141,16 +141,19 @@ def main() -> int:
         kept = [os.dup(1), os.dup(2)]
         for number in (1, 2):
             os.dup2(log.fileno(), number)
-        make_material(material)
-        for number, saved in zip((1, 2), kept, strict=True):
+        try:
+            make_material(material)
+        finally:
             sys.stdout.flush()
-            os.dup2(saved, number)
+            for number, saved in zip((1, 2), kept, strict=True):
+                os.dup2(saved, number)
     if given.case:
         outcome = attempt(json.loads(given.case), work / "case", material)
         print(json.dumps(outcome.to_json(), indent=1), (work / "case/stderr").read_text(), sep="\n")
         return int(outcome.problem is not None)
     recipes = corpus() if given.corpus else []
-    recipes += drawn_cases(given.cases, given.seed, material, given.only)
+    drawn = list(drawn_cases(given.cases, given.seed, material, given.only))
+    recipes += [drawn[k] for k in np.random.default_rng(given.seed).permutation(len(drawn))]
     outcomes = run_all(recipes, given.jobs, work.resolve(), material)
     print(table(outcomes))
     failed = [o for o in outcomes if o["problem"]]

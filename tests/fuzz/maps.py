@@ -38,7 +38,7 @@ COMMANDS = {
     "nerfstudio": ["export", "map", "--format", "nerfstudio", "--out", "out"],
     "refine": ["refine", "map", "--keyframe-interval", "3"],
     "refine-again": ["refine", "map", "--no-loops", "--name", "again"],
-    "densify": ["densify", "map", "--keyframe-interval", "4"],
+    "densify": ["densify", "map", "--every", "4", "--threads", "1"],
     "fuse": ["fuse", "map"],
     "fuse-predicted": ["fuse", "map", "--depths", "predicted"],
     "mesh": ["export", "map", "--format", "mesh", "--out", "out.ply"],

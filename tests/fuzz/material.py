@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +40,8 @@ def _maps(folder: Path) -> None:
     _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
     _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
     _add_loops(folder / "map")
-    _command("densify", folder / "map", "--keyframe-interval", "4")
-    _command("fuse", folder / "map")
+    _command("densify", folder / "map", "--every", "4", "--threads", "1", "--no-fuse")
+    _command("fuse", folder / "map", "--depths", "predicted", "--min-component", "10", "--min-views", "1")
     _command("export", folder / "map", "--format", "mesh", "--out", folder / "mesh.ply")
     for kind in ("tum", "kitti", "euroc", "ply", "g2o", "glb"):
         _command("export", folder / "map", "--format", kind, "--out", folder / f"map.{kind}")
@@ -100,6 +101,7 @@ def _pictures(folder: Path) -> None:
         for suffix in ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
             image.save(folder / f"{number}.{suffix}")
     _video(folder / "clip.mp4", images)
+    _bags(folder)
     # Too few frames for a pose, which is no matter: the kernels are loaded.
     main(["map", str(folder / "clip.mp4"), "--predictor", "features", "--out", str(folder / "of-clip")])
     _tum(folder / "tum", images)
@@ -117,6 +119,17 @@ def _video(path: Path, images: Path) -> None:
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+
+
+def _bags(folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+    from recordings import Recorded, write_foxglove, write_ros1, write_ros2
+
+    recorded = Recorded()
+    write_ros1(folder / "run", recorded)
+    write_foxglove(folder / "run", recorded)
+    (ros2,) = write_ros2(folder / "ros2", recorded).glob("*.db3")
+    ros2.rename(folder / "run.db3")
 
 
 def _tum(folder: Path, images: Path) -> None:

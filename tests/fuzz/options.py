@@ -43,8 +43,9 @@ OPTIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "evaluate-map": (["evaluate", "map", "map", "--out", "out"], ("--align", "--poses")),
     "worlds": (
-        ["evaluate", "worlds", "--out", "out", "--seeds", "x"],
-        ("--seeds", "--motions", "--frames", "--workers", "--threads"),
+        ["evaluate", "worlds", "--out", "out", "--seeds", "x", "--motions", "driving", "--frames", "2",
+         "--predictor", "ground-truth"],
+        ("--seeds", "--workers", "--threads", "--window"),
     ),
     "import": (
         ["import", "map.tum", "--source", SMALL, "--out", "out"],

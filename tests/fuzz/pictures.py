@@ -25,7 +25,22 @@ SCRIPTS = (
 
 def draw(rng: Rng, material: Path) -> Recipe:
     how = choice(
-        rng, ("image", "image", "image", "size", "video", "video", "table", "table", "gone", "script", "odd")
+        rng,
+        (
+            "image",
+            "image",
+            "image",
+            "size",
+            "video",
+            "video",
+            "bag",
+            "bag",
+            "table",
+            "table",
+            "gone",
+            "script",
+            "odd",
+        ),
     )
     recipe: Recipe = {"class": "pictures", "how": how}
     if how == "image":
@@ -39,6 +54,9 @@ def draw(rng: Rng, material: Path) -> Recipe:
         }
     elif how == "video":
         recipe["damage"] = draw_damage(rng, (material / "clip.mp4").stat().st_size)
+    elif how == "bag":
+        name = choice(rng, ("run.bag", "run.mcap", "run.db3"))
+        recipe |= {"name": name, "damage": draw_damage(rng, (material / name).stat().st_size)}
     elif how in ("table", "gone"):
         kind = choice(rng, list(TABLES))
         name = choice(rng, TABLES[kind][1])
@@ -73,6 +91,9 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
     elif how == "video":
         source = "in.mp4"
         write(folder / source, damaged((material / "clip.mp4").read_bytes(), recipe["damage"]))
+    elif how == "bag":
+        write(folder / recipe["name"], damaged((material / recipe["name"]).read_bytes(), recipe["damage"]))
+        source = f"bag:{recipe['name']}"
     elif how in ("table", "gone"):
         uri = TABLES[recipe["kind"]][0]
         source = uri.replace("IN", "in")

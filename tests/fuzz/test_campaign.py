@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("viser", reason="the viewer extra is not installed")
-CASES = int(os.environ.get("ANCHOR3R_FUZZ_CASES", "100"))
+CASES, SEED = int(os.environ.get("ANCHOR3R_FUZZ_CASES", "100")), os.environ.get("ANCHOR3R_FUZZ_SEED", "20")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="cases are run in forked processes")
@@ -23,6 +23,8 @@ def test_hostile_inputs_end_politely(tmp_path: Path) -> None:
         "--corpus",
         "--cases",
         str(CASES),
+        "--seed",
+        SEED,
         "--out",
         str(tmp_path / "fuzz"),
     ]

@@ -122,6 +122,8 @@ def _outcome(name: str, arguments: Sequence[str]) -> int:
         return _tell("interrupted", 130)
     except MemoryError:
         return _tell("there is not enough memory for this; close other programs, or give it a smaller input")
+    except RecursionError:
+        return _tell("folders or data are nested too deeply in each other; give it another path or input")
     except BrokenPipeError:
         raise
     except SystemExit as exit_:  # how tyro reports help (0) and wrong usage (2)

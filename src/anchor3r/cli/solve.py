@@ -84,8 +84,8 @@ def _insist_on_solution(path: Path, poses: SE3, solved: Report) -> None:
     """Numbers that no longer can be computed with must not pass for poses."""
     import numpy as np
 
-    numbers = [poses.rotation, poses.translation, solved.cost, solved.initial_cost]
-    if not all(np.isfinite(part).all() for part in numbers):
+    is_finite = bool(np.isfinite(poses.rotation).all() and np.isfinite(poses.translation).all())
+    if not is_finite or not np.isfinite([solved.cost, solved.initial_cost]).all():
         raise Anchor3RError(
             f"{path}: solving it left the range of floating-point numbers; check the file's translations, "
             "information matrices and weights for values that are far too large"

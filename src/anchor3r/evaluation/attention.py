@@ -44,6 +44,8 @@ def write_attention(path: Path, shares: Mapping[str, NDArray[np.float64]]) -> No
 
 def read_attention(path: Path, layers: Sequence[int] = ()) -> dict[str, NDArray[np.float64]]:
     """(S, S) of each network in the file: the mean over some layers, or over all."""
+    if not path.is_file():
+        raise Anchor3RError(f"there is no {path}; make it with anchor3r evaluate attention")
     found = read_arrays(path)
     for name, share in found.items():
         square = share.ndim == 3 and share.shape[1] == share.shape[2] and share.size > 0

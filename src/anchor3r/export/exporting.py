@@ -142,8 +142,8 @@ def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
         raise Anchor3RError("--max-faces is a number of at least 4 and belongs to --format mesh")
     if settings.voxel is not None and not 0 < settings.voxel < math.inf:
         raise Anchor3RError(f"--voxel must be a positive length, not {settings.voxel:g}")
-    if not 0 <= settings.confidence <= 1:
-        raise Anchor3RError(f"--confidence is a probability from 0 to 1, not {settings.confidence:g}")
+    if not 0 <= settings.confidence < math.inf:
+        raise Anchor3RError(f"--confidence must be 0 or more, not {settings.confidence:g}")
     if settings.max_points is not None and settings.max_points < 1:
         raise Anchor3RError(f"--max-points must be at least 1, not {settings.max_points}")
 

@@ -140,7 +140,7 @@ def load_pickle(path: Path | str) -> Any:
             f"({(str(error).splitlines() or [''])[0]}). Ask its author for safetensors, or for a plain state "
             "dict."
         ) from error
-    except DAMAGED as error:
+    except (SafetensorError, *DAMAGED) as error:  # torch reads some safetensors of the wrong name by itself
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise Anchor3RError(f"{path}: damaged or no PyTorch file ({reason}); fetch it again") from error
 

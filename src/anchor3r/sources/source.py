@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
+from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.stated_camera import StatedCamera
 
@@ -136,6 +137,11 @@ class Source(ABC):
     def _check_size(self, frame: Frame) -> None:
         height, width = frame.image.shape[:2]
         if self._size is None:
+            if min(width, height) * LIMITS.aspect_ratio < max(width, height):
+                raise ImageSizeError(
+                    f"{self._describe(frame.index)} is {width}×{height}, a strip, no image of a camera; "
+                    "cut it, or give whole images"
+                )
             self._size = (width, height)
         if self._size != (width, height):
             raise ImageSizeError(

@@ -328,12 +328,13 @@ def insist_on_scales(log_scale: Sequence[Any]) -> None:
 
 
 def checked_name(name: Any) -> str:
-    """The name of poses, if it can be one."""
+    """The name of poses, if it can be one; files are called by it, so it must not lead to another folder."""
     if (
         not isinstance(name, str)
         or not name
         or len(name.encode()) > LIMITS.name_bytes
         or not name.isprintable()
+        or set(name) & set("/\\")
     ):
         raise ValueError("poses have a name that cannot be one")
     return name

@@ -121,7 +121,8 @@ class MapWriter:
         lock = acquire_lock(folder)
         config = config or StoreConfig()
         known = {"identity": identity or {}, "store": asdict(config), CONFIDENCE_KEY: CONFIDENCE_MEANS}
-        return MapWriter(folder, lock, create_database(folder, known), config)
+        with _closed_on_error(lock):
+            return MapWriter(folder, lock, create_database(folder, known), config)
 
     @staticmethod
     def resume(
@@ -158,7 +159,10 @@ class MapWriter:
         """Opens an existing map to add to it, whatever it was made from."""
         folder = Path(folder)
         database = open_database(folder, write=True)
-        return MapWriter(folder, acquire_lock(folder), database, config)
+        with _closed_on_error(database):
+            lock = acquire_lock(folder)
+            with _closed_on_error(lock):
+                return MapWriter(folder, lock, database, config)
 
     def __enter__(self) -> Self:
         return self
@@ -368,7 +372,7 @@ class MapWriter:
                 "SELECT search, complete, identity FROM searches ORDER BY search"
             ).fetchall()
             for search, complete, known in found:
-                if json.loads(known) != json.loads(text):
+                if parse_json(known, f"{self.folder}: {DATABASE}, search {search}") != json.loads(text):
                     continue
                 if anew:
                     self._forget_loops(search)
@@ -510,6 +514,15 @@ class MapWriter:
         with explained(self.folder):
             found = self._database.execute(query).fetchone()
         return default if found is None or found[0] is None else found[0]
+
+
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 def _peak_rss_bytes() -> int | None:
