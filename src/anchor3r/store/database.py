@@ -302,7 +302,7 @@ def explained(folder: Path) -> Iterator[None]:
 
 
 def _meaning(name: str) -> str:
-    again = "then run the same again (map with --resume). The map so far is intact"
+    again = "then run the same again (map with --resume). The map is whole as far as it goes"
     meanings = {
         "SQLITE_FULL": f"the disk is full; free some space, {again}",
         "SQLITE_IOERR": f"the disk is full or failing; see to it, {again}",
