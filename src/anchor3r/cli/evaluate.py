@@ -152,7 +152,7 @@ def worlds(
         keep_maps: Keep the maps, too.
     """
     from anchor3r.evaluation.benchmarks.worlds import PARTS, Worlds, goal_table, part_table
-    from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+    from anchor3r.evaluation.runner import run_benchmark
 
     lengths = dict.fromkeys(PARTS, frames) | {"grid": grid_frames, "stream": stream_frames}
     names = [
@@ -164,11 +164,7 @@ def worlds(
         Worlds(lengths),
         Path(),
         out,
-        MapAndRefine(
-            mapping=settings,
-            refinements={OFFLINE: refine} if offline else {},
-            dense=DensifySettings() if dense else None,
-        ),
+        _map_and_refine(settings, refine if offline else None, dense),
         sequences=names,
         workers=workers,
         keep_maps=keep_maps,
@@ -241,6 +237,16 @@ def variants(
     print(f"\n{text}\n\n{out / 'table.md'} has these tables.")
     front_ends = {path.parent.name: path for path in sorted(out.glob("*/results.json"))}
     return {"out": out, "front_ends": front_ends, "table": out / "table.md"}
+
+
+def _map_and_refine(settings: MapSettings, refine: RefineSettings | None, dense: bool) -> MapFunction:
+    from anchor3r.evaluation.runner import MapAndRefine
+
+    return MapAndRefine(
+        mapping=settings,
+        refinements={} if refine is None else {OFFLINE: refine},
+        dense=DensifySettings() if dense else None,
+    )
 
 
 def _benchmark(name: str, frames: int | None) -> Benchmark:
@@ -460,18 +466,14 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
             max_frames: Only the first so many frames of each sequence: a trial, not the protocol.
         """
         from anchor3r.evaluation.benchmarks import BENCHMARKS
-        from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
+        from anchor3r.evaluation.runner import run_benchmark
         from anchor3r.evaluation.tables import run_tables
 
         results = run_benchmark(
             BENCHMARKS[name],
             root,
             out,
-            MapAndRefine(
-                mapping=settings,
-                refinements={OFFLINE: refine} if offline else {},
-                dense=DensifySettings() if dense else None,
-            ),
+            _map_and_refine(settings, refine if offline else None, dense),
             sequences=_names(sequences),
             workers=workers,
             max_frames=max_frames,
