@@ -18,12 +18,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
-.PHONY: help browser demo test install-test fuzz faults digests lock format bench peers clean
+.PHONY: help browser demo docs test install-test fuzz faults digests lock format bench peers clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/installed  ## render a looping world, map it, refine it, compare with ground truth (out/demo)
 	$(BIN)/anchor3r demo --out out/demo
+
+docs: $(VENV)/installed  ## build the documentation site (out/site); a broken link or reference is an error
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: $(VENV)/installed  ## style, types and tests
 	$(BIN)/ruff check .

@@ -6,7 +6,14 @@ import numpy as np
 from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.pose_graph.coarse import Claims, Corrections, Sigmas, close_loops, make_coarse_graph
+from anchor3r.pose_graph.coarse import (
+    Claims,
+    ClosedOdometry,
+    Corrections,
+    Sigmas,
+    close_loops,
+    make_coarse_graph,
+)
 from anchor3r.pose_graph.topology import topology_of
 from measured_graphs import measure, random_poses, window_pairs
 
@@ -44,10 +51,10 @@ def test_a_loop_is_closed_and_the_error_spread() -> None:
     correction = Corrections(turn[None], odometry.center()[199][None], truth.center()[199][None], np.zeros(1))
     claims = Claims(np.array([0]), np.array([199]), correction)
     ones = np.ones(len(coarse.earlier))
-    closed = close_loops(
-        coarse, odometry, claims, Sigmas(0.03 * ones, 0.3 * ones, ones),
-        Sigmas(np.array([1e-3]), np.array([1e-2]), np.ones(1)),
-    ).poses  # fmt: skip
+    sigmas = Sigmas(0.03 * ones, 0.3 * ones, ones), Sigmas(np.array([1e-3]), np.array([1e-2]), np.ones(1))
+    closing = close_loops(coarse, odometry, claims, *sigmas)
+    closed, growth = closing.frames()
+    assert_array_equal(growth, 0)
     before = np.linalg.norm(odometry.center() - truth.center(), axis=-1)
     after = np.linalg.norm(closed.center() - truth.center(), axis=-1)
     assert before.max() > 5
@@ -55,6 +62,11 @@ def test_a_loop_is_closed_and_the_error_spread() -> None:
     assert_allclose(closed[0].matrix(), odometry[0].matrix(), atol=1e-9)
     stretch = np.linalg.norm(np.diff(closed.center(), axis=0), axis=-1)
     assert_allclose(stretch, stretch.mean(), rtol=0.1)  # no step takes it all
+    from_odometry = ClosedOdometry.unmoved(coarse, odometry).nodes
+    again = close_loops(coarse, odometry, claims, *sigmas, start=from_odometry).frames()[0]
+    assert_allclose(again.center(), closed.center(), atol=0.02)
+    some = closing.corrections(np.array([3, 57, 199]))
+    assert_allclose(some.apply(odometry.center()[[3, 57, 199]]), closed.center()[[3, 57, 199]], atol=1e-12)
 
 
 def test_a_loop_that_has_shrunk_grows_back() -> None:
@@ -73,10 +85,9 @@ def test_a_loop_that_has_shrunk_grows_back() -> None:
         coarse, odometry, Claims(np.array([0]), np.array([199]), correction),
         Sigmas(0.01 * ones, 0.05 * ones, 0.03 * ones), Sigmas(sharp, 10 * sharp, sharp), is_free=True,
     )  # fmt: skip
-    assert_allclose(closed.log_scale, -np.log(shrunk), atol=0.03)
-    before, after = (
-        np.linalg.norm(c - truth.center(), axis=-1).max() for c in (center, closed.poses.center())
-    )
+    poses, growth = closed.frames()
+    assert_allclose(growth, -np.log(shrunk), atol=0.03)
+    before, after = (np.linalg.norm(c - truth.center(), axis=-1).max() for c in (center, poses.center()))
     assert before > 5
     assert after < 0.15 * before
 
@@ -89,4 +100,6 @@ def test_without_claims_odometry_stands() -> None:
     none = Claims(nobody, nobody, Corrections(np.zeros((0, 3, 3)), np.zeros((0, 3)), np.zeros((0, 3)), empty))
     coarse = make_coarse_graph(edges, topology_of(edges), 10)
     sigmas = Sigmas(empty, empty, empty)
-    assert close_loops(coarse, poses, none, sigmas, sigmas).poses is poses
+    closed, growth = close_loops(coarse, poses, none, sigmas, sigmas).frames()
+    assert_allclose(closed.matrix(), poses.matrix(), atol=1e-12)
+    assert_array_equal(growth, 0)

@@ -10,8 +10,6 @@ from anchor3r.pose_graph.topology import topology_of
 from drifting_graphs import DriftConfig, drifting_graph
 from measured_graphs import measure, random_poses, window_pairs
 
-NOWHERE = np.zeros(0, np.int64)
-
 
 def chain(count: int, spacing: int = 10) -> WayFinder:
     return WayFinder(spacing * np.arange(count), np.arange(count - 1), np.arange(1, count))
@@ -21,14 +19,18 @@ def test_the_way_is_the_shortest_one_through_closed_loops() -> None:
     center = np.random.default_rng(0).normal(size=(30, 3))
     ways = chain(30)
     start, end, target = np.array([2, 2, 5]), np.array([28, 4, 5]), np.zeros((3, 3))
-    assert_allclose(ways.find(start, end, target, (NOWHERE, NOWHERE), center).num_frames, [260, 20, 0])
-    loops = np.array([3, 10]), np.array([25, 12])
-    assert_allclose(ways.find(start, end, target, loops, center).num_frames, [40, 20, 0])
+    assert_allclose(ways.find(start, end, target, center).num_frames, [260, 20, 0])
+    ways.open((np.array([3, 10, 25]), np.array([25, 12, 3])))
+    assert_allclose(ways.find(start, end, target, center).num_frames, [40, 20, 0])
+    assert_allclose(ways.num_frames(start, end, 40.0), [40, 20, 0])
+    assert_allclose(ways.num_frames(start, end, 39.0), [np.inf, 20, 0])
+    ways.open((np.array([10]), np.array([12])))
+    assert_allclose(ways.find(start, end, target, center).num_frames, [240, 20, 0])
 
 
 def test_tracks_that_nothing_joins_have_no_way() -> None:
     ways = WayFinder(10 * np.arange(4), np.array([0, 2]), np.array([1, 3]))
-    found = ways.find(np.array([0]), np.array([3]), np.zeros((1, 3)), (NOWHERE, NOWHERE), np.zeros((4, 3)))
+    found = ways.find(np.array([0]), np.array([3]), np.zeros((1, 3)), np.zeros((4, 3)))
     assert np.isinf(found.num_frames[0])
 
 
@@ -36,7 +38,7 @@ def test_errors_along_the_way_add_up_as_in_a_simulation() -> None:
     """Second way: turn and stretch a chain of nodes at random, step by step, and look at its end."""
     rng = np.random.default_rng(1)
     center = np.cumsum(rng.normal(size=(12, 3)), axis=0)
-    found = chain(12).find(np.array([0]), np.array([11]), center[11:], (NOWHERE, NOWHERE), center)
+    found = chain(12).find(np.array([0]), np.array([11]), center[11:], center)
     turn, stretch = 1e-3 * rng.normal(size=(2, 20000, 11, 3)) * np.sqrt(10)
     middle = 0.5 * (center[1:] + center[:-1])
     lever = center[11] - middle

@@ -161,15 +161,9 @@ def worlds(
         for number in _numbers(stream_seeds if motion == "stream" else seeds)
     ]
     results = run_benchmark(
-        Worlds(lengths),
-        Path(),
-        out,
-        _map_and_refine(settings, refine if offline else None, dense),
-        sequences=names,
-        workers=workers,
-        keep_maps=keep_maps,
-        finished=_print_finished,
-    )
+        Worlds(lengths), Path(), out, _mapping_of(settings, refine if offline else None, dense=dense),
+        sequences=names, workers=workers, keep_maps=keep_maps, finished=_print_finished,
+    )  # fmt: skip
     print(f"\n{goal_table(results)}\n\n{part_table(results)}\n\n{out / 'results.json'} has every metric.")
     return _benchmarked(out, results)
 
@@ -218,18 +212,11 @@ def variants(
     results = []
     for front_end in _front_ends(predictors, imported, settings, refine, intervals):
         print(f"{front_end.name}:", flush=True)
-        results.append(
-            run_benchmark(
-                chosen,
-                root,
-                out / front_end.name,
-                front_end,
-                sequences=_names(sequences),
-                workers=workers,
-                max_frames=max_frames,
-                finished=_print_finished,
-            )
-        )
+        done = run_benchmark(
+            chosen, root, out / front_end.name, front_end,
+            sequences=_names(sequences), workers=workers, max_frames=max_frames, finished=_print_finished,
+        )  # fmt: skip
+        results.append(done)
     shown = dict.fromkeys([*chosen.protocol.metrics, "ate_rmse_m", "rre_rmse_deg", "rte_rmse_m"])
     text = run_tables(results, list(shown))
     with replacing(out / "table.md") as file:
@@ -239,7 +226,8 @@ def variants(
     return {"out": out, "front_ends": front_ends, "table": out / "table.md"}
 
 
-def _map_and_refine(settings: MapSettings, refine: RefineSettings | None, dense: bool) -> MapFunction:
+def _mapping_of(settings: MapSettings, refine: RefineSettings | None, *, dense: bool) -> MapFunction:
+    """What is run on every sequence."""
     from anchor3r.evaluation.runner import MapAndRefine
 
     return MapAndRefine(
@@ -473,7 +461,7 @@ def _benchmark_command(name: str) -> Callable[..., dict[str, Any]]:
             BENCHMARKS[name],
             root,
             out,
-            _map_and_refine(settings, refine if offline else None, dense),
+            _mapping_of(settings, refine if offline else None, dense=dense),
             sequences=_names(sequences),
             workers=workers,
             max_frames=max_frames,

@@ -78,19 +78,25 @@ def map_source(
         beside(out) if view else nullcontext(),
         open_source(source, start=start, stop=stop, stride=stride, camera=camera.stated()) as frames,
     ):
-        from anchor3r.pipeline.mapping import MappingRun, predictor_of
-
         if _are_unordered(frames, order, resume=resume):
             summary = _map_photos(frames, out, settings, overwrite=overwrite)
         else:
-            predictor = predictor_of(settings)
-            with (
-                _live(rerun) as show,
-                MappingRun(frames, predictor, out, settings, resume=resume, overwrite=overwrite) as run,
-            ):
-                stream(run, show)
-            summary = run.summary()
+            summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
     return _finished(summary, out, settings.threads, dense=dense)
+
+
+def _streamed(
+    frames: Source, out: Path, settings: MapSettings, rerun: str | None, *, resume: bool, overwrite: bool
+) -> dict[str, Any]:
+    """Maps the frames one by one; the summary."""
+    from anchor3r.pipeline.mapping import MappingRun, predictor_of
+
+    with (
+        _live(rerun) as show,
+        MappingRun(frames, predictor_of(settings), out, settings, resume=resume, overwrite=overwrite) as run,
+    ):
+        stream(run, show)
+    return run.summary()
 
 
 def _tell_of_predictor(settings: MapSettings) -> None:

@@ -23,7 +23,7 @@ _STAGES = {"describing": "describing keyframes", "loops": "measuring loops"}
 
 def refine(
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MAP")],
-    settings: tyro.conf.OmitArgPrefixes[RefineSettings] = _DEFAULTS,
+    settings: tyro.conf.OmitArgPrefixes[tyro.conf.UseAppendAction[RefineSettings]] = _DEFAULTS,
     name: str = OFFLINE,
     accept_loop: Events = (),
     reject_loop: Events = (),
@@ -61,6 +61,27 @@ def refining_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield lambda stage, done, total: advance(done, _STAGES.get(stage, stage), total)
 
 
+def _priors_in_words(summary: dict[str, Any]) -> list[str]:
+    """What is known from elsewhere, and how it fared."""
+    lines = []
+    for kind in summary.get("priors", []):
+        lines.append(
+            f"{kind['kind']}: {kind['priors'] - kind['cut']} of {kind['priors']} priors fit the map, spread "
+            f"{kind['spread']:.2f} times what was stated or assumed"
+        )
+    if "clock_offset_s" in summary:
+        lines.append(
+            f"clock of the positions: {summary['clock_offset_s']:+.3f} ± "
+            f"{summary['clock_offset_sigma_s']:.3f} s"
+        )
+    if summary.get("units") == "m":
+        lines.append(f"the map is in metres; its scale is known to {summary['scale_sigma']:.2%}")
+    if "datum" in summary:
+        datum = summary["datum"]
+        lines.append(f"origin at {datum['latitude_deg']:.7f}, {datum['longitude_deg']:.7f} (WGS 84)")
+    return lines
+
+
 def _in_words(summary: dict[str, Any]) -> str:
     seconds = ", ".join(f"{stage} {value:.1f} s" for stage, value in summary["seconds"].items())
     lines = [
@@ -72,6 +93,7 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"on a path of {summary['path_length']:.4g}",
         seconds,
     ]
+    lines += _priors_in_words(summary)
     if summary["components"] > 1:
         lines.append(f"{summary['components']} components, which no measurement relates")
     if summary["ground_truth_predictor"]:

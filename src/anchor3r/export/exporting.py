@@ -11,6 +11,7 @@ import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
+from anchor3r.geodesy import WORLD_FROM_LOCAL
 from anchor3r.io.files import check_output
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
@@ -21,10 +22,11 @@ from anchor3r.trajectory import Trajectory
 
 Format = Literal[
     "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio",
-    "rrd", "mcap",
+    "rrd", "mcap", "geojson", "gpx", "kml",
 ]  # fmt: skip
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
+_ON_EARTH = ("geojson", "gpx", "kml")
 _RECORDINGS = ("rrd", "mcap")
 _WITH_POINTS = ("ply", "pcd", "las", "laz", "glb", "mesh", *_PROJECTS)
 _LARGE_CHANGE = 0.05
@@ -82,10 +84,12 @@ def export_map(
 ) -> Exported:
     """Writes a map to a file, or of colmap and nerfstudio to a new folder, for other programs.
 
-    tum, kitti and euroc are trajectories (camera to world) as text, g2o is the motion graph; ply, pcd, las,
-    laz and glb are point clouds, glb with the cameras as lines; mesh is the fused surface, as PLY or GLB by
-    the name of the file; colmap and nerfstudio are folders with images, cameras and points, from which
-    trainers of splats start; rrd and mcap are recordings that Rerun and Foxglove play.
+    tum, kitti and euroc are trajectories (camera to world) as text, geojson, gpx and kml the path on the
+    Earth of a map that was refined with positions; g2o is the motion graph; ply, pcd, las, laz and glb are
+    point clouds, las and laz in UTM where the map knows its place, glb with the cameras as lines; mesh is the
+    fused surface, as PLY or GLB by the name of the file; colmap and nerfstudio are folders with images,
+    cameras and points, from which trainers of splats start; rrd and mcap are recordings that Rerun and
+    Foxglove play.
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
@@ -100,7 +104,9 @@ def export_map(
         )  # fmt: skip
         if format in _WITH_POINTS:
             chosen = _with_fused(chosen, settings, format, notes)
-        if format in _TRAJECTORIES:
+        if format in _ON_EARTH:
+            what = _write_path_on_earth(chosen, out, format)
+        elif format in _TRAJECTORIES:
             what = _write_trajectory(chosen, out, format, settings)
         elif format == "mesh":
             what = _write_mesh(chosen, out, settings)
@@ -226,6 +232,26 @@ def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
     return f"{len(mesh.vertices)} vertices and {len(mesh.faces)} faces"
 
 
+def _write_path_on_earth(chosen: Selection, out: Path, format: str) -> str:
+    from anchor3r.io.geo import write_geojson, write_gpx, write_kml
+
+    datum, trajectory = chosen.scene_map.datum(chosen.poses), chosen.trajectory
+    if datum is None:
+        raise Anchor3RError(
+            f"{chosen.scene_map.folder}: the {chosen.poses} poses have no place on the Earth, which {format} "
+            "needs; refine the map with --gnss FILE first"
+        )
+    geodetic = datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL)
+    name = f"{chosen.scene_map.folder.name} ({chosen.poses})"
+    if format == "geojson":
+        write_geojson(out, geodetic, trajectory.timestamps_s, {"name": name})
+    elif format == "gpx":
+        write_gpx(out, geodetic, trajectory.timestamps_s, name)
+    else:
+        write_kml(out, geodetic, name)
+    return f"{len(trajectory)} positions"
+
+
 def _write_cloud(chosen: Selection, out: Path, format: str) -> str:
     return f"{_num_written(chosen, out, format)} points"
 
@@ -240,7 +266,8 @@ def _num_written(chosen: Selection, out: Path, format: str) -> int:
     if format in ("las", "laz"):
         from anchor3r.io.las import write_las
 
-        return write_las(out, chosen.clouds(out.parent), compressed=format == "laz")
+        datum = chosen.scene_map.datum(chosen.poses)
+        return write_las(out, chosen.clouds(out.parent), compressed=format == "laz", datum=datum)
     from anchor3r.io.pointcloud import write_pcd, write_ply
 
     write = write_ply if format == "ply" else write_pcd

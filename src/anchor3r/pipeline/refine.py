@@ -22,6 +22,7 @@ from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
+from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.predictors.interface import Predictor
@@ -100,9 +101,9 @@ def refine_map(
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            solution = _solution(scene_map, number, loops, settings)
+            solution, known = _solution(scene_map, number, loops, settings)
         with clock.stage("writing"):
-            summary = _summary(scene_map, name, solution, settings) | {
+            summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
                 "last_frame": writer.last_frame,
             }
@@ -114,6 +115,8 @@ def refine_map(
                 settings=asdict(settings) | {"config": asdict(config)},
                 summary=summary,
             )
+            if known is not None and solution.placed is not None:
+                write_priors_csv(writer.folder / table_of(PRIORS_CSV, name), known.table(solution.placed))
             if settings.loops:
                 write_loops_csv(writer.folder / loops_csv(name), solution.loops)
     return summary | {"seconds": clock.seconds}
@@ -121,7 +124,12 @@ def refine_map(
 
 def loops_csv(name: str) -> str:
     """The file in a map's folder that lists the loops of a refinement."""
-    return LOOPS_CSV if name == OFFLINE else f"loops-{name}.csv"
+    return table_of(LOOPS_CSV, name)
+
+
+def table_of(file: str, name: str) -> str:
+    """What a table in a map's folder is called for a refinement."""
+    return file if name == OFFLINE else file.replace(".csv", f"-{name}.csv")
 
 
 def _insist_on_name(name: str) -> None:
@@ -290,8 +298,11 @@ def _with_choices(scene_map: Map, search: int, choices: LoopChoices) -> list[Loo
     return [replace(loop, state=by_hand.get(loop.event, loop.state)) for loop in loops]
 
 
-def _solution(scene_map: Map, search: int | None, loops: list[Loop], settings: RefineSettings) -> Solution:
+def _solution(
+    scene_map: Map, search: int | None, loops: list[Loop], settings: RefineSettings
+) -> tuple[Solution, MapKnowledge | None]:
     graph, event_of_group = scene_map.search_graph(search)
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames())
     return solve(
         graph,
         scene_map.trajectory(),
@@ -301,7 +312,8 @@ def _solution(scene_map: Map, search: int | None, loops: list[Loop], settings: R
         vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
         scale=settings.scale,
-    )
+        known=None if known is None else known.known,
+    ), known
 
 
 def _is_left_out(loop: Loop, method: Method) -> bool:
@@ -309,7 +321,10 @@ def _is_left_out(loop: Loop, method: Method) -> bool:
     return loop.state is LoopState.REJECTED_BY_HAND if method == "paper" else loop.state.is_left_out
 
 
-def _summary(scene_map: Map, name: str, solution: Solution, settings: RefineSettings) -> dict[str, Any]:
+def _summary(
+    scene_map: Map, name: str, solution: Solution, settings: RefineSettings, known: MapKnowledge | None
+) -> dict[str, Any]:
+    placed = solution.placed
     refined, online = solution.trajectory, scene_map.trajectory()
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
@@ -329,4 +344,5 @@ def _summary(scene_map: Map, name: str, solution: Solution, settings: RefineSett
         "path_length": online.path_length(),
         "scale_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
         "solver": solution.report.as_dict(),
+        **({"units": "units"} if known is None or placed is None else known.summary(placed)),
     }

@@ -10,6 +10,7 @@ from anchor3r.dense.depth_images import Fill
 from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
+from anchor3r.pipeline.knowledge import PriorSettings
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.predictors.interface import Dtype
 
@@ -80,8 +81,12 @@ class RefineSettings:
     threads: int | None = None
     """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
     else has one, so that its results do not depend on it."""
+    priors: PriorSettings = PriorSettings()
+    """What is known from elsewhere; it gives the map metres, and its place on the Earth."""
 
     def __post_init__(self) -> None:
+        if self.priors and (self.method != "joint" or self.scale == "fixed"):
+            raise Anchor3RError("priors need method joint with free scales; leave --method and --scale away")
         _insist_on_ranges(self, keyframe_interval=LIMITS.frames, top_k=_MOST_PLACES, threads=LIMITS.threads)
 
 

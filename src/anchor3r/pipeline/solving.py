@@ -19,6 +19,7 @@ from anchor3r.pose_graph.averaging.motion import average_motion, average_motion_
 from anchor3r.pose_graph.averaging.scales import ScaleConfig, average_scales, in_one_scale
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses, verify_graph
+from anchor3r.pose_graph.placement import Knowledge, Placed
 from anchor3r.pose_graph.report import Report
 from anchor3r.pose_graph.topology import topology_of
 from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Verdict
@@ -54,6 +55,8 @@ class Solution:
     """with the verdicts and figures that the poses rest on"""
     report: Report
     scale: Scale
+    placed: Placed | None = None
+    """how the poses agree with what is known from elsewhere"""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class _Solved:
     log_scale: NDArray[np.float64]
     verdicts: EventVerdicts | None
     report: Report
+    placed: Placed | None = None
 
 
 def solve(
@@ -76,11 +80,13 @@ def solve(
     vouched: Collection[int] = (),
     method: Method = "joint",
     scale: Scale | None = None,
+    known: Knowledge | None = None,
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
     online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
-    accepted. scale None: free where window edges carry measured ratios of scales.
+    accepted. scale None: free where window edges carry measured ratios of scales, or something is known.
+    known: priors on the graph's frames, which place the poses in a world of their own; method joint only.
     """
     event_of = np.full(graph.num_groups, -1)
     if event_of_group:
@@ -90,9 +96,12 @@ def solve(
     edges = edges.select((event_of < 0)[edges.group] | wanted[edges.group])
     if scale is None:
         measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
-        scale = "free" if measured else "fixed"
+        scale = "free" if measured or known is not None else "fixed"
     vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
-    solved = _SOLVERS[method](edges, online, scale, vouched_groups, event_of)
+    if method == "joint":
+        solved = _joint(edges, online, scale, vouched_groups, event_of, known)
+    else:
+        solved = _SOLVERS[method](edges, online, scale, vouched_groups, event_of)
     found = _by_event(solved.verdicts, event_of)
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
@@ -109,6 +118,7 @@ def solve(
         loops=[_judged(loop, found.get(loop.event)) for loop in loops],
         report=solved.report,
         scale=scale,
+        placed=solved.placed,
     )
 
 
@@ -130,12 +140,16 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     return replace(loop, state=state, figures={**loop.figures, **figures})
 
 
-def _joint(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
+def _joint(
+    edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int, known: Knowledge | None
+) -> _Solved:
     graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     config = RefineConfig(scale=scale, scales=_expected_scales(edges))
-    refined, report = refine_poses(graph, start, config, vouched=vouched, event_of_group=event_of)
-    return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report)
+    refined, report = refine_poses(
+        graph, start, config, vouched=vouched, event_of_group=event_of, known=known
+    )
+    return _Solved(refined.camera_from_world, refined.log_scale, refined.events, report, refined.placed)
 
 
 def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
@@ -171,7 +185,7 @@ def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, 
     return _Solved(poses, np.zeros(len(topology.frames)), None, report)
 
 
-_SOLVERS = {"joint": _joint, "decoupled": _decoupled, "paper": _as_published}
+_SOLVERS = {"decoupled": _decoupled, "paper": _as_published}
 
 
 def _expected_scales(edges: Edges) -> ScaleConfig:
@@ -189,7 +203,7 @@ def _expected_scales(edges: Edges) -> ScaleConfig:
 
 
 def _trajectory(online: Trajectory, edges: Edges, used: Edges, solved: _Solved) -> Trajectory:
-    """All online frames, the first one of each component where it was.
+    """All online frames, the first one of each component where it was unless priors say where.
 
     A frame that no edge names is a component of its own.
     """
@@ -200,6 +214,8 @@ def _trajectory(online: Trajectory, edges: Edges, used: Edges, solved: _Solved) 
     log_scale[rows] = solved.log_scale
     refined = replace(online, rotation=rotation, center=center, log_scale=log_scale, covariance=None)
     topology = topology_of(used, online.frames)
+    if solved.placed is not None:
+        return replace(refined, component=topology.component)
     first = topology.gauge
     solved_from_online = refined.camera_from_world[first].inverse() @ online.camera_from_world[first]
     poses = refined.camera_from_world @ solved_from_online[topology.component]

@@ -24,7 +24,7 @@ from anchor3r.pose_graph.topology import Topology, components_of
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
 
-_MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-3
+_MAX_ITERATIONS, _RELATIVE_TOLERANCE = 15, 1e-2
 
 
 class Sigmas(NamedTuple):
@@ -84,13 +84,48 @@ class Claims(NamedTuple):
     """of the odometry around the late frame, to agree with the odometry around the early one"""
 
 
-class Closed(NamedTuple):
-    """Odometry after loops have been closed."""
+class ClosedOdometry:
+    """Odometry after loops have been closed: frames between two nodes of a track move with both."""
 
-    poses: SE3
-    """(n,) camera_from_world"""
-    log_scale: Float
-    """(n,) how much larger everything around a frame has become"""
+    def __init__(self, coarse: CoarseGraph, odometry: SE3, nodes: PoseState) -> None:
+        """nodes: poses (c,) and how much larger everything around each has become."""
+        self._coarse, self._odometry, self.nodes = coarse, odometry, nodes
+        self._following = np.arange(len(coarse.row))
+        self._following[coarse.earlier] = coarse.later
+        self._center = odometry.center()
+        # of the world, around each node
+        self._turn = np.swapaxes(nodes.rotation, 1, 2) @ odometry.rotation[coarse.row]
+
+    @staticmethod
+    def unmoved(coarse: CoarseGraph, odometry: SE3) -> ClosedOdometry:
+        """With no loop closed."""
+        return ClosedOdometry(coarse, odometry, PoseState.of(odometry[coarse.row]))
+
+    def corrections(self, rows: Int) -> Corrections:
+        """What the odometry around frames (k,) has been moved by: more with the nearer of their two nodes."""
+        coarse, nodes = self._coarse, self.nodes
+        here = coarse.node[rows]
+        there = self._following[here]
+        span = np.maximum(coarse.row[there] - coarse.row[here], 1)
+        part = np.clip((rows - coarse.row[here]) / span, 0, 1)
+        center = self._center[rows]
+        first, second = (
+            np.exp(nodes.log_scale[node])[:, None]
+            * (self._turn[node] @ (center - self._center[coarse.row[node]])[..., None])[..., 0]
+            + nodes.center[node]
+            for node in (here, there)
+        )
+        turn = self._turn[here]
+        between = so3_exp(part[:, None] * so3_log(self._turn[there] @ np.swapaxes(turn, 1, 2)))
+        log_scale = (1 - part) * nodes.log_scale[here] + part * nodes.log_scale[there]
+        moved = (1 - part)[:, None] * first + part[:, None] * second
+        return Corrections(between @ turn, center, moved, log_scale)
+
+    def frames(self) -> tuple[SE3, Float]:
+        """Poses camera_from_world (n,) of all frames, and the log of how much larger each has become."""
+        moved = self.corrections(np.arange(len(self._odometry)))
+        rotation = self._odometry.rotation @ np.swapaxes(moved.rotation, 1, 2)
+        return SE3.from_center(rotation, moved.target), moved.log_scale
 
 
 def make_coarse_graph(edges: Edges, topology: Topology, coarse_frames: int) -> CoarseGraph:
@@ -113,11 +148,15 @@ def close_loops(
     step_sigmas: Sigmas,
     claim_sigmas: Sigmas,
     *,
+    start: PoseState | None = None,
     is_free: bool = False,
-) -> Closed:
-    """All frames where they agree best with odometry (sigmas of q steps) and claims (sigmas of k)."""
+) -> ClosedOdometry:
+    """All frames where they agree best with odometry (sigmas of q steps) and claims (sigmas of k).
+
+    start: nodes (c,) to begin with; None for a chordal start, which finds any loop however far it is open.
+    """
     if len(claims.early) == 0:
-        return Closed(odometry, np.zeros(len(odometry)))
+        return ClosedOdometry.unmoved(coarse, odometry)
     at_nodes = odometry[coarse.row]
     node_early, node_late = coarse.node[claims.early], coarse.node[claims.late]
     # The late node, moved along with the late frame.
@@ -145,47 +184,33 @@ def close_loops(
             scale_sigma.astype(np.float64) ** -2.0,
         )
     information = np.stack([rotation_sigma**-2.0, distance_sigma**-2.0], -1).astype(np.float64)
-    return _follow(coarse, odometry, _solve(edges, ties, information, at_nodes, is_free))
+    if start is None:
+        start = _chordal_start(edges, information, at_nodes)
+    return ClosedOdometry(coarse, odometry, _solve(edges, ties, information, start, is_free))
+
+
+def _chordal_start(edges: PoseEdges, information: NDArray[np.float64], at_nodes: SE3) -> PoseState:
+    """The first node of each component where odometry has it."""
+    topology = _topology(edges, len(at_nodes))
+    poses = chordal_poses(topology, edges.rotation, edges.translation, information[:, 0], information[:, 1])
+    gauge = topology.gauge[topology.component]
+    return PoseState.of(poses @ poses[gauge].inverse() @ at_nodes[gauge])
+
+
+def _topology(edges: PoseEdges, num_nodes: int) -> Topology:
+    i, t = edges.i.astype(np.int64), edges.t.astype(np.int64)
+    return Topology(np.arange(num_nodes), i, t, *components_of(num_nodes, i, t))
 
 
 def _solve(
-    edges: PoseEdges, ties: ScaleTies, information: NDArray[np.float64], start: SE3, is_free: bool
+    edges: PoseEdges, ties: ScaleTies, information: NDArray[np.float64], start: PoseState, is_free: bool
 ) -> PoseState:
-    """Poses and scales of the nodes, the first of each component where odometry has it."""
-    i, t = edges.i.astype(np.int64), edges.t.astype(np.int64)
-    topology = Topology(np.arange(len(start)), i, t, *components_of(len(start), i, t))
-    chordal = chordal_poses(topology, edges.rotation, edges.translation, information[:, 0], information[:, 1])
-    gauge = topology.gauge[topology.component]
-    used = np.ones(len(edges.i), bool)
+    """Poses and scales of the nodes, the first of each component where the start has it."""
+    num_nodes, used = len(start.center), np.ones(len(edges.i), bool)
     state, _ = minimise(
-        PoseProblem(edges, used, ties, topology.gauge, is_free),
-        PoseState.of(chordal @ chordal[gauge].inverse() @ start[gauge]),
+        PoseProblem(edges, used, ties, _topology(edges, num_nodes).gauge, is_free), start,
         ErrorModel(information, np.inf), lambda _: None,
-        DirectSolver(Structure(edges, ties, used, len(start), 7 if is_free else 6)),
+        DirectSolver(Structure(edges, ties, used, num_nodes, 7 if is_free else 6), keeps_factor=True),
         max_iterations=_MAX_ITERATIONS, relative_tolerance=_RELATIVE_TOLERANCE,
     )  # fmt: skip
     return state
-
-
-def _follow(coarse: CoarseGraph, odometry: SE3, solved: PoseState) -> Closed:
-    """Frames between two nodes of a track move with both, more with the nearer one."""
-    n = len(odometry)
-    following = np.arange(len(coarse.row))
-    following[coarse.earlier] = coarse.later
-    here, there = coarse.node, following[coarse.node]
-    span = np.maximum(coarse.row[there] - coarse.row[here], 1)
-    part = np.clip((np.arange(n) - coarse.row[here]) / span, 0, 1)
-    old, center = odometry[coarse.row], odometry.center()
-    old_center = old.center()
-    turn = np.swapaxes(solved.rotation, 1, 2) @ old.rotation  # of the world, around each node
-    first, second = (
-        np.exp(solved.log_scale[node])[:, None]
-        * np.einsum("nij,nj->ni", turn[node], center - old_center[node])
-        + solved.center[node]
-        for node in (here, there)
-    )
-    between = so3_exp(part[:, None] * so3_log(turn[there] @ np.swapaxes(turn[here], 1, 2)))
-    rotation = odometry.rotation @ np.swapaxes(between @ turn[here], 1, 2)
-    log_scale = (1 - part) * solved.log_scale[here] + part * solved.log_scale[there]
-    moved = (1 - part)[:, None] * first + part[:, None] * second
-    return Closed(SE3.from_center(rotation, moved), log_scale)

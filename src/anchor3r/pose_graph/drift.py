@@ -125,29 +125,50 @@ class WayFinder:
         self._next, self._previous = np.full(len(row), -1), np.full(len(row), -1)
         self._next[earlier], self._previous[later] = later, earlier
         self._row = row
+        self.open((np.empty(0, np.int64), np.empty(0, np.int64)))
 
-    def find(self, start: Int, end: Int, target: Float, shortcuts: tuple[Int, Int], center: Float) -> Ways:
+    def open(self, shortcuts: tuple[Int, Int]) -> None:
+        """Takes these pairs of nodes, and no others, for shortcuts from now on."""
+        low, high = np.minimum(*shortcuts), np.maximum(*shortcuts)
+        keys = np.unique(low * len(self._row) + high)
+        pair = keys // len(self._row), keys % len(self._row)
+        a, b = np.concatenate(pair), np.concatenate(pair[::-1])
+        order = np.argsort(a, kind="stable")
+        self._first, self._other = np.searchsorted(a[order], np.arange(len(self._row) + 1)), b[order]
+
+    def find(self, start: Int, end: Int, target: Float, center: Float) -> Ways:
         """From nodes `start` to nodes `end` (k,); errors are seen at `target` (k, 3).
 
-        shortcuts: pairs of nodes; center: (c, 3) of the nodes, in the world of the targets.
+        center: (c, 3) of the nodes, in the world of the targets.
         """
-        a, b = (np.concatenate(pair) for pair in (shortcuts, shortcuts[::-1]))
-        order = np.argsort(a, kind="stable")
-        first = np.searchsorted(a[order], np.arange(len(self._row) + 1))
         frames, rate = np.empty(len(start)), np.zeros((len(start), 2, 7, 7))
+        self._search(start, end, target, center, np.inf, frames, rate)
+        return Ways(frames, rate)
+
+    def num_frames(self, start: Int, end: Int, reach: float) -> Float:
+        """(k,) frames of the ways from nodes `start` to nodes `end`; inf where they are longer than `reach`.
+
+        Only what lies within reach is looked at.
+        """
+        frames, nothing = np.empty(len(start)), np.zeros((0, 2, 7, 7))
+        self._search(start, end, np.zeros((1, 3)), np.zeros((1, 3)), reach, frames, nothing)
+        return frames
+
+    def _search(
+        self, start: Int, end: Int, target: Float, center: Float, reach: float, frames: Float, rate: Float
+    ) -> None:
         _find_ways(
             start, end, np.ascontiguousarray(target), np.ascontiguousarray(center), self._row,
-            self._next, self._previous, first, b[order], frames, rate,
+            self._next, self._previous, self._first, self._other, reach, frames, rate,
         )  # fmt: skip
-        return Ways(frames, rate)
 
 
 @kernel
 def _find_ways(
     start: Int, end: Int, target: Float, center: Float, row: Int, following: Int, previous: Int,
-    first: Int, other: Int, frames: Float, rate: Float,
+    first: Int, other: Int, reach: float, frames: Float, rate: Float,
 ) -> None:  # fmt: skip
-    """Dijkstra's algorithm from every start until its end is reached; a shortcut costs nothing."""
+    """Dijkstra's algorithm from every start until its end or `reach` is reached; a shortcut costs nothing."""
     c = len(row)
     distance, came_from = np.full(c, np.inf), np.full(c, -1)
     heap_key, heap_node = np.empty(4 * c + 2 * len(other) + 4), np.empty(4 * c + 2 * len(other) + 4, np.int64)
@@ -170,7 +191,7 @@ def _find_ways(
                 else:
                     neighbour = following[node] if step == count else previous[node]
                     cost = float(abs(row[neighbour] - row[node])) if neighbour >= 0 else np.inf
-                if neighbour < 0 or not key + cost < distance[neighbour]:
+                if neighbour < 0 or key + cost > reach or not key + cost < distance[neighbour]:
                     continue
                 if np.isinf(distance[neighbour]):
                     touched[num_touched] = neighbour
@@ -179,7 +200,7 @@ def _find_ways(
                 heap_key[size], heap_node[size] = key + cost, neighbour
                 size = _sift_up(heap_key, heap_node, size)
         frames[k] = distance[end[k]]
-        if np.isfinite(frames[k]):
+        if np.isfinite(frames[k]) and len(rate) > 0:
             _accumulate(end[k], came_from, distance, center, target[k], rate[k])
         distance[touched[:num_touched]] = np.inf
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, ScaleTies, TwoLevelSolver
+from anchor3r.pose_graph.linalg.step_solvers import (
+    NO_TERMS,
+    DirectSolver,
+    LinearSystem,
+    ScaleTies,
+    TwoLevelSolver,
+)
 from anchor3r.pose_graph.pose_system import (
     Float,
     PoseEdges,
@@ -18,6 +24,7 @@ from anchor3r.pose_graph.pose_system import (
     robust_weights,
     squared_errors,
 )
+from anchor3r.pose_graph.priors import PriorSystem
 from anchor3r.pose_graph.report import Status
 
 _FIRST_DAMPING, _MAX_DAMPING = 1e-6, 1e6
@@ -47,6 +54,8 @@ class PoseProblem:
     """rows that stay where they are"""
     is_free: bool
     """whether log scales are unknowns too"""
+    priors: PriorSystem | None = None
+    """what is known from elsewhere; only with free scales"""
 
     @property
     def block(self) -> int:
@@ -111,6 +120,11 @@ def cost_at(problem: PoseProblem, state: PoseState, errors: ErrorModel) -> float
     return _Model(problem, state, errors).cost
 
 
+def quadratic_model(problem: PoseProblem, state: PoseState, errors: ErrorModel) -> LinearSystem:
+    """The normal equations of a Gauss–Newton step from the state, without damping."""
+    return _Model(problem, state, errors).linear_system(0.0)
+
+
 class _Model:
     """The cost at a state, and its quadratic model there."""
 
@@ -122,6 +136,8 @@ class _Model:
         self.cost = robust_weights(self._square, errors.width_sq, self._weight)
         if problem.is_free:
             self.cost += 0.5 * float(problem.ties.weight @ self._tie_errors() ** 2)
+        if problem.priors is not None:
+            self.cost += problem.priors.cost(state)
 
     def at(self, state: PoseState) -> _Model:
         return _Model(self._problem, state, self._errors)
@@ -134,7 +150,10 @@ class _Model:
         if problem.is_free:
             pull = problem.ties.weight * self._tie_errors()
             gradient[:, 6] += np.bincount(problem.ties.a, pull, n) - np.bincount(problem.ties.b, pull, n)
-        return LinearSystem(problem.edges, self.state, metric, gradient, problem.ties, problem.gauge, damping)
+        terms = NO_TERMS if problem.priors is None else problem.priors.linearise(self.state, gradient)
+        return LinearSystem(
+            problem.edges, self.state, metric, gradient, problem.ties, problem.gauge, damping, terms
+        )
 
     def _tie_errors(self) -> Float:
         ties, s = self._problem.ties, self.state.log_scale

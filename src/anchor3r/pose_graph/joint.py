@@ -26,9 +26,18 @@ from anchor3r.pose_graph.averaging.scales import (
     walk_ties,
 )
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
-from anchor3r.pose_graph.gauss_newton import Outcome, PoseProblem, cost_at, minimise
+from anchor3r.pose_graph.gauss_newton import (
+    ErrorModel,
+    Outcome,
+    PoseProblem,
+    cost_at,
+    minimise,
+    quadratic_model,
+)
 from anchor3r.pose_graph.linalg.step_solvers import (
+    NO_TERMS,
     NO_TIES,
+    BlockTerms,
     DirectSolver,
     ScaleTies,
     Structure,
@@ -37,15 +46,20 @@ from anchor3r.pose_graph.linalg.step_solvers import (
 )
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.report import Report, Status, Stopwatch
-from anchor3r.pose_graph.topology import Topology, components_of, topology_of
-from anchor3r.pose_graph.verification import (
-    EventVerdicts,
-    Verification,
-    VerificationConfig,
-    verify_loops,
+from anchor3r.pose_graph.placement import (
+    Knowledge,
+    Normal,
+    Placed,
+    PlacementConfig,
+    place,
+    solve_with_priors,
 )
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
+from anchor3r.pose_graph.priors import PriorSystem
+from anchor3r.pose_graph.report import Report, Status, Stopwatch
+from anchor3r.pose_graph.revisits import VerificationConfig
+from anchor3r.pose_graph.topology import Topology, components_of, topology_of
+from anchor3r.pose_graph.verification import EventVerdicts, Verification, verify_loops
 
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
@@ -78,6 +92,8 @@ class RefineConfig:
     """How loop events are judged."""
     scales: ScaleConfig = ScaleConfig()
     """How scales are averaged where they are free."""
+    placement: PlacementConfig = PlacementConfig()
+    """How a map is placed by what is known from elsewhere."""
 
     def __post_init__(self) -> None:
         if self.loss not in ("gm", "none") or self.scale not in ("fixed", "free"):
@@ -102,6 +118,8 @@ class RefinedPoses:
     """(n,) log of each window's scale, in that of the first frame's; 0 if scales are fixed"""
     events: EventVerdicts | None
     """on every loop event; None if they were not judged (loss "none")"""
+    placed: Placed | None = None
+    """how the poses lie in the world that priors speak of; None if there were none"""
 
 
 def refine_poses(
@@ -112,6 +130,7 @@ def refine_poses(
     odometry: SE3 | None = None,
     vouched: NDArray[np.int64] = _NOBODY,
     event_of_group: NDArray[np.int64] | None = None,
+    known: Knowledge | None = None,
 ) -> tuple[RefinedPoses, Report]:
     """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
 
@@ -119,6 +138,7 @@ def refine_poses(
     vouched: groups of loop events that are accepted without being judged.
     event_of_group: loop event of each group; those of one event are accepted or cut together. None: one each,
     and events of too few edges to agree with themselves are left to the loss.
+    known: priors, which place the poses in a world of their own; only with free scales.
     With "gm" the start is the odometry with its accepted loops closed; where events are left to the loss it
     is that, `initial` or the chordal start, whichever costs least; without loops it is `initial`. With "none"
     both `initial` and the chordal start are tried, unless one is far worse.
@@ -129,11 +149,10 @@ def refine_poses(
     n = len(topology.frames)
     if len(initial) != n:
         raise ValueError(f"{len(initial)} initial poses for {n} frames")
+    if known is not None and config.scale != "free":
+        raise ValueError("priors need free scales")
     if not np.any(edges.weight > 0):
-        return RefinedPoses(initial, np.zeros(n), None), Report(
-            status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=n,
-            num_edges=len(edges), num_components=n, cpu_seconds=stopwatch.seconds(),
-        )  # fmt: skip
+        return RefinedPoses(initial, np.zeros(n), None), _nothing_done(n, len(edges), stopwatch)
     is_judged = (edges.kind == EdgeKind.LOOP) & (config.loss == "gm")
     is_lone = is_judged & _is_small(edges) if event_of_group is None else np.zeros(len(edges), bool)
     verified, log_scale = None, np.zeros(n)
@@ -148,19 +167,31 @@ def refine_poses(
     if verified is None or is_lone.any():
         starts.append(PoseState.of(initial, averaged))
     if verified is not None:
-        starts.append(PoseState.of(verified.closed.poses, log_scale + verified.closed.log_scale))
+        closed, growth = verified.closed.frames()
+        starts.append(PoseState.of(closed, log_scale + growth))
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
     inflation = 1.0 if verified is None else verified.window_inflation
     refinement = _Refinement(edges, topology, ties, config, inflation)
     state, outcome = refinement.run(starts)
-    state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    placed = None if known is None else refinement.place(state, known.in_rows(topology.frames))
+    if placed is None:
+        state = _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    else:
+        state = placed.state
     verdicts = None if verified is None else verified.verdicts
-    return RefinedPoses(state.poses(), state.log_scale, verdicts), Report(
+    return RefinedPoses(state.poses(), state.log_scale, verdicts, placed), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
         num_components=refinement.topology.num_components, cpu_seconds=stopwatch.seconds(),
         details=refinement.details(verdicts) | {"inner_iterations": outcome.inner_iterations},
+    )  # fmt: skip
+
+
+def _nothing_done(num_frames: int, num_edges: int, stopwatch: Stopwatch) -> Report:
+    return Report(
+        status=Status.TRIVIAL, iterations=0, cost=0.0, initial_cost=0.0, num_frames=num_frames,
+        num_edges=num_edges, num_components=num_frames, cpu_seconds=stopwatch.seconds(),
     )  # fmt: skip
 
 
@@ -284,6 +315,42 @@ class _Refinement:
         assert best is not None
         return best
 
+    def place(self, state: PoseState, known: Knowledge) -> Placed:
+        """Goes on from a state that `run` gave, with priors in rows."""
+        config, estimator = self._config, self._estimator
+        start, assumed = place(state, self.topology.component, known.kinds, config.placement)
+        nobody = np.empty(0, np.int64)  # priors and assumptions hold the gauge
+        made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
+
+        def problem_of(system: PriorSystem) -> PoseProblem:
+            return PoseProblem(self._pose_edges, self._used, self._ties, nobody, True, system)
+
+        def solver_of(state: PoseState, system: PriorSystem) -> DirectSolver | TwoLevelSolver:
+            terms = system.linearise(state, np.zeros((len(state.center), 7)))
+            if made and np.array_equal(made[0][0].a, terms.a) and np.array_equal(made[0][0].b, terms.b):
+                return made[0][1]
+            made[:] = [(terms, self._solver(problem_of(system), terms))]
+            return made[0][1]
+
+        def solved(state: PoseState, system: PriorSystem) -> PoseState:
+            def reestimate(state: PoseState) -> ErrorModel | None:
+                is_changed, errors = system.measure(state), estimator(state)
+                return estimator.estimate(state) if errors is None and is_changed else errors
+
+            return minimise(
+                problem_of(system), state, estimator.estimate(state), reestimate, solver_of(state, system),
+                max_iterations=config.max_iterations, relative_tolerance=config.relative_tolerance,
+            )[0]  # fmt: skip
+
+        def model(state: PoseState, system: PriorSystem) -> Normal:
+            linear = quadratic_model(problem_of(system), state, estimator.estimate(state))
+            return linear, solver_of(state, system)
+
+        return solve_with_priors(
+            start, known.kinds, assumed, solved, model,
+            width=config.width, clock=known.clock, config=config.placement,
+        )  # fmt: skip
+
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
         noise = self._estimator.noise
@@ -300,10 +367,10 @@ class _Refinement:
             }
         return details
 
-    def _solver(self, problem: PoseProblem) -> DirectSolver | TwoLevelSolver:
+    def _solver(self, problem: PoseProblem, terms: BlockTerms = NO_TERMS) -> DirectSolver | TwoLevelSolver:
         config, n = self._config, len(self.topology.frames)
         return make_step_solver(
-            Structure(problem.edges, problem.ties, self._used, n, problem.block), config.solver,
+            Structure(problem.edges, problem.ties, self._used, n, problem.block, terms), config.solver,
             tolerance=config.inner_tolerance, max_iterations=config.inner_iterations,
             expected_iterations=_EXPECTED_ITERATIONS[config.loss],
         )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from numba.core import event
+from anchor3r.kernels import CompileWatch
 
 
 class Status(StrEnum):
@@ -54,30 +54,11 @@ class Stopwatch:
     """CPU seconds since it was made, without those that went into compiling."""
 
     def __init__(self) -> None:
-        self._start = time.process_time() - _COMPILING.seconds
+        self._compiling = CompileWatch().__enter__()
+        self._start = time.process_time()
 
     def seconds(self) -> float:
-        return time.process_time() - _COMPILING.seconds - self._start
+        return time.process_time() - self._start - self._compiling.cpu_seconds
 
-
-class _CompileClock(event.Listener):
-    """CPU seconds during which this process compiled kernels or fetched them from the disk."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._depth = 0
-        self._since = 0.0
-
-    def on_start(self, _: event.Event) -> None:
-        if self._depth == 0:
-            self._since = time.process_time()
-        self._depth += 1
-
-    def on_end(self, _: event.Event) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += time.process_time() - self._since
-
-
-_COMPILING = _CompileClock()
-event.register("numba:compiler_lock", _COMPILING)
+    def __del__(self) -> None:
+        self._compiling.__exit__()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
+from anchor3r.geodesy import Datum
 from anchor3r.geometry import Pinhole
 from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
@@ -252,6 +253,19 @@ class Map:
                 return refinement
         known = ", ".join(r.name for r in self.refinements()) or "none"
         raise Anchor3RError(f"{self.folder} has no refinement '{name}', only: {known}; see anchor3r refine")
+
+    @_decoding
+    def datum(self, poses: str) -> Datum | None:
+        """Where on the Earth the world of some poses has its origin; None if that is not known."""
+        found = [r.summary.get("datum") for r in self.refinements() if r.name == poses]
+        return Datum(**found[0]) if found and found[0] else None
+
+    @_decoding
+    def units(self, poses: str) -> str:
+        """What lengths of some poses are in: "m", or "units" where nothing told the scale."""
+        return next(
+            (str(r.summary.get("units", "units")) for r in self.refinements() if r.name == poses), "units"
+        )
 
     @_decoding
     def graph(self, poses: str | None = None, *, rejected_loops: bool = False) -> MotionGraph:

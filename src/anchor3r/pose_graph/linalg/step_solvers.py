@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg.lapack import dpbtrf, dpbtrs
 
+from anchor3r.geometry import hat
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.linalg.sparse import Analysis, Cholesky, analyse
 from anchor3r.pose_graph.pose_system import (
@@ -54,8 +55,22 @@ class ScaleTies(NamedTuple):
 NO_TIES = ScaleTies(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 
+class BlockTerms(NamedTuple):
+    """Blocks that something other than edges adds to H; q of them."""
+
+    a: NDArray[np.int64]
+    """(q,) row"""
+    b: NDArray[np.int64]
+    """(q,) row, >= a; of a pair only H[a, b] is here, H[b, a] is its transpose"""
+    block: Float
+    """(q, 7, 7)"""
+
+
+NO_TERMS = BlockTerms(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 7, 7)))
+
+
 class LinearSystem(NamedTuple):
-    """The quadratic model at a state: H is the edges in their metric, ties, gauge and damping."""
+    """The quadratic model at a state: H is the edges in their metric, ties, terms, gauge and damping."""
 
     edges: PoseEdges
     state: PoseState
@@ -67,6 +82,7 @@ class LinearSystem(NamedTuple):
     """rows that must not move"""
     damping: float
     """times the diagonal of H is added to H"""
+    terms: BlockTerms = NO_TERMS
 
 
 class Structure(NamedTuple):
@@ -79,18 +95,26 @@ class Structure(NamedTuple):
     num_frames: int
     block: int
     """6 unknowns a frame, or 7 with scales free"""
+    terms: BlockTerms = NO_TERMS
+    """whose rows are those of every system to come"""
 
     def nodes(self, node: Index) -> _NodeStructure:
         """The structure of the block matrix of some nodes, by the node (n,) of each frame."""
-        edges, ties = self.edges, self.ties
-        i, t, a, b = node[edges.i], node[edges.t], node[ties.a], node[ties.b]
-        paired, tied = self.used & (i != t), (a != b) & (self.block == 7)
+        pairs = [
+            (node[self.edges.i], node[self.edges.t], self.used),
+            (node[self.ties.a], node[self.ties.b], np.full(len(self.ties.a), self.block == 7)),
+            (node[self.terms.a], node[self.terms.b], np.ones(len(self.terms.a), bool)),
+        ]
+        paired = [used & (i != t) for i, t, used in pairs]
         analysis = analyse(
-            int(node[-1]) + 1, np.concatenate([i[paired], a[tied]]), np.concatenate([t[paired], b[tied]])
+            int(node[-1]) + 1,
+            np.concatenate([i[where] for (i, _, _), where in zip(pairs, paired, strict=True)]),
+            np.concatenate([t[where] for (_, t, _), where in zip(pairs, paired, strict=True)]),
         )
-        count = int(paired.sum())
+        ends = np.cumsum([np.count_nonzero(where) for where in paired])
+        slots = np.split(analysis.slot[: ends[-1]], ends[:-1])
         return _NodeStructure(
-            analysis, _scattered(analysis.slot[:count], paired), _scattered(analysis.slot[count:], tied)
+            analysis, *(_scattered(s, where) for s, where in zip(slots, paired, strict=True))
         )
 
 
@@ -100,6 +124,8 @@ class _NodeStructure(NamedTuple):
     """(m,) pair of each edge, -1 if it has none"""
     tie_slot: NDArray[np.int32]
     """(q,) likewise of the ties"""
+    term_slot: NDArray[np.int32]
+    """(q,) likewise of the terms"""
 
 
 def make_step_solver(
@@ -135,16 +161,26 @@ def make_step_solver(
 class DirectSolver:
     """Factorises H."""
 
-    def __init__(self, structure: Structure, frames: _NodeStructure | None = None) -> None:
-        """frames: the structure with every frame a node, if it is at hand already."""
+    def __init__(
+        self, structure: Structure, frames: _NodeStructure | None = None, *, keeps_factor: bool = False
+    ) -> None:
+        """frames: the structure with every frame a node, if it is at hand already.
+
+        keeps_factor: solve with the factor of the first H until damping asks for another: steps that are a
+        little shorter, of a matrix that hardly changes, for the price of a substitution.
+        """
+        self._keeps_factor, self._made_for = keeps_factor, np.nan
         node = np.arange(structure.num_frames)
         self._frames = Nodes(node, np.zeros((structure.num_frames, 3)))
         self._matrix = _NodeMatrix(frames or structure.nodes(node), structure.block)
 
     def solve(self, system: LinearSystem) -> tuple[Float | None, int]:
         """The step (n, b), None if H is not positive definite; and the number of systems solved, 1."""
-        if not self._matrix.factorise(system, self._frames):
-            return None, 1
+        if not (self._keeps_factor and system.damping == self._made_for):
+            self._made_for = system.damping
+            if not self._matrix.factorise(system, self._frames):
+                self._made_for = np.nan
+                return None, 1
         return -self._matrix.cholesky.solve(system.gradient[:, :, None])[:, :, 0], 1
 
 
@@ -195,6 +231,7 @@ class TwoLevelSolver:
         assemble_band(system.edges, system.state, system.metric, self._reach, self._band)
         if system.gradient.shape[1] == 7:
             _add_ties_to_band(system.ties, self._reach, self._band)
+            _add_terms_to_band(system.terms, self._reach, self._band)
         self._stiffness = _stiffness(self._band[:, 0].reshape(system.gradient.shape), system)
         self._band[:, 0] += self._stiffness.ravel()
         _, info = dpbtrf(self._band.T, lower=1, overwrite_ab=1)
@@ -237,7 +274,7 @@ class _NodeMatrix:
     """The block matrix of some nodes: how to fill it, and its factor."""
 
     def __init__(self, structure: _NodeStructure, block: int) -> None:
-        self._slot, self._tie_slot = structure.slot, structure.tie_slot
+        self._slot, self._tie_slot, self._term_slot = structure.slot, structure.tie_slot, structure.term_slot
         self.cholesky = Cholesky(structure.analysis, block)
 
     def factorise(self, system: LinearSystem, nodes: Nodes) -> bool:
@@ -250,6 +287,8 @@ class _NodeMatrix:
             for end in (ties.a, ties.b):
                 np.add.at(diagonal[:, 6, 6], nodes.node[end[tied]], ties.weight[tied])
             np.add.at(pairs[:, 6, 6], self._tie_slot[tied], -ties.weight[tied])
+        if len(system.terms.a):
+            _add_terms(system.terms, nodes, self._term_slot, diagonal, pairs)
         scalars = np.einsum("nkk->nk", diagonal)  # a view
         scalars += _stiffness(scalars, system)
         return self.cholesky.factorise(diagonal, pairs)
@@ -280,6 +319,40 @@ def _add_product(system: LinearSystem, x: Float, out: Float) -> None:
         ties = system.ties
         pull = ties.weight * (x[ties.a, 6] - x[ties.b, 6])
         out[:, 6] += np.bincount(ties.a, pull, len(x)) - np.bincount(ties.b, pull, len(x))
+        terms, is_pair = system.terms, system.terms.a != system.terms.b
+        np.add.at(out, terms.a, np.einsum("qxy,qy->qx", terms.block, x[terms.b]))
+        np.add.at(out, terms.b[is_pair], np.einsum("qxy,qx->qy", terms.block[is_pair], x[terms.a[is_pair]]))
+
+
+def _add_terms(
+    terms: BlockTerms, nodes: Nodes, slot: NDArray[np.int32], diagonal: Float, pairs: Float
+) -> None:
+    """Adds the terms to the block matrix of the nodes, whose frames move with them."""
+    moves_a, moves_b = (_moved_with_node(nodes.offset[rows]) for rows in (terms.a, terms.b))
+    block = np.swapaxes(moves_a, 1, 2) @ terms.block @ moves_b
+    node_a, is_pair = nodes.node[terms.a], slot >= 0
+    np.add.at(pairs, slot[is_pair], block[is_pair])
+    np.add.at(diagonal, node_a[~is_pair], block[~is_pair])
+    inside = ~is_pair & (terms.a != terms.b)  # of two frames of one node
+    np.add.at(diagonal, node_a[inside], np.swapaxes(block[inside], 1, 2))
+
+
+def _moved_with_node(offset: Float) -> Float:
+    """(q, 7, 7) how frames at offsets (q, 3) from their node's origin move with the node."""
+    out = np.tile(np.eye(7), (len(offset), 1, 1))
+    out[:, 3:6, :3] = hat(offset)
+    out[:, 3:6, 6] = offset
+    return out
+
+
+@kernel
+def _add_terms_to_band(terms: BlockTerms, reach: int, band: Float) -> None:
+    for k in range(len(terms.a)):
+        low, shift = terms.a[k] * 7, (terms.b[k] - terms.a[k]) * 7
+        if shift <= 7 * reach:
+            for x in range(7):
+                for y in range(0 if shift else x, 7):
+                    band[low + x, shift + y - x] += terms.block[k, x, y]
 
 
 @kernel

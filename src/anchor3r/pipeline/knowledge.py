@@ -1,0 +1,364 @@
+"""Priors that a user can name, made into what the pose graph takes: positions, distances, speeds, heights.
+
+A map's world becomes metres, and where there are positions on the Earth, east, down and north around a datum.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
+from anchor3r.io.files import replacing
+from anchor3r.io.positions import PositionFixes, read_positions
+from anchor3r.io.tables import read_numbered_table
+from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
+from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
+from anchor3r.trajectory import Trajectory
+
+Float = NDArray[np.float64]
+
+PRIORS_CSV = "priors.csv"
+_GNSS_SIGMA_M = 3.0
+"""Standard deviation of positions that do not tell theirs; only its shape matters, its size is measured."""
+_MAX_INTERVAL_S = 2.0
+"""Frames farther apart do not tell where the camera was in between."""
+_LEAST_POSITIONS = 4
+"""Three fix a similarity; with a fourth one can see that one is wrong."""
+_LEAST_WAY = 3.0
+"""How many standard deviations of a position the track has to be long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorSettings:
+    """What is known of a map from elsewhere."""
+
+    gnss: str | None = None
+    """Measured positions: .gpx, .nmea, .csv (time, latitude, longitude, altitude, sigma; or time, x, y, z in
+    metres), .srt of a drone, or an oxts folder of KITTI. The map becomes metric and georeferenced."""
+    gnss_offset: float | Literal["auto"] = 0.0
+    """Seconds to add to the times of positions so that they are those of the frames; auto estimates it."""
+    gnss_sigma: float | None = None
+    """Standard deviation of positions in metres, in place of what the file says."""
+    antenna: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Where the antenna is: metres to the right of, below and in front of the camera."""
+    distance: tuple[tuple[int, int, float], ...] = ()
+    """Frame, frame and the metres between the two camera positions, as taped; may be given several times."""
+    distance_sigma: float = 0.01
+    """Standard deviation of taped distances, as a part of them."""
+    speed: str | None = None
+    """Text file of times and speeds (s, m/s), as a vehicle tells them."""
+    speed_sigma: float = 0.03
+    """Standard deviation of speeds, as a part of them."""
+
+    def __post_init__(self) -> None:
+        for name in ("distance_sigma", "speed_sigma"):
+            if not getattr(self, name) > 0:
+                raise Anchor3RError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
+        if self.gnss_sigma is not None and not self.gnss_sigma > 0:
+            raise Anchor3RError(f"--gnss-sigma must be positive, not {self.gnss_sigma}")
+        if not np.isfinite(self.antenna).all():
+            raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
+        if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
+            raise Anchor3RError(f"--gnss-offset has to be seconds or auto, not {self.gnss_offset}")
+        for a, b, metres in self.distance:
+            if a == b or not (np.isfinite(metres) and metres > 0):
+                raise Anchor3RError(
+                    f"--distance {a} {b} {metres:g}: it takes two different frames and a positive number"
+                )
+
+    def __bool__(self) -> bool:
+        return self.gnss is not None or bool(self.distance) or self.speed is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapKnowledge:
+    """Priors on one map's frames, and what they are called."""
+
+    known: Knowledge
+    entries: list[list[str]]
+    """by kind, (k,) what to call each prior"""
+    datum: Datum | None
+    """of positions on the Earth"""
+    left_out: int = 0
+    """positions at times at which no frame has a pose"""
+
+    def summary(self, placed: Placed) -> dict[str, Any]:
+        """What became of the priors (JSON)."""
+        kinds = [
+            {
+                "kind": kind.name,
+                "priors": len(kind.rows),
+                "cut": int((~kept).sum()),
+                "spread": float(np.sqrt(factor)),
+            }
+            for kind, kept, factor in zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
+        ]
+        summary: dict[str, Any] = {
+            "units": "m",
+            "scale_sigma": placed.scale_sigma,
+            "priors": kinds,
+            "positions_left_out": self.left_out,
+        }
+        if self.datum is not None:
+            summary["datum"] = self.datum.as_dict()
+        if self.known.clock is not None:
+            summary |= {
+                "clock_offset_s": placed.clock_offset_s,
+                "clock_offset_sigma_s": placed.clock_sigma_s,
+            }
+        return summary
+
+    def table(self, placed: Placed) -> list[dict[str, Any]]:
+        """A row for each prior: what it is, its frames, whether it was kept, and its residual."""
+        rows = []
+        kinds = list(self.known.kinds)
+        if self.known.clock is not None:
+            kinds[self.known.clock.index] = self.known.clock.at(placed.clock_offset_s)
+        for kind, names, kept, excess, residual in zip(
+            kinds, self.entries, placed.kept, placed.chi_square_excess, placed.residual, strict=True
+        ):
+            for k, name in enumerate(names):
+                rows.append(
+                    {
+                        "kind": kind.name,
+                        "entry": name,
+                        "frame": int(kind.rows[k, 0]),
+                        "accepted": bool(kept[k]),
+                        "reason": "the map fits it" if kept[k] else "the map contradicts it",
+                        "residual": float(np.linalg.norm(residual[k])),
+                        "excess": float(np.sqrt(excess[k])),
+                    }
+                )
+        return rows
+
+
+def gather(settings: PriorSettings, trajectory: Trajectory, frames: NDArray[np.int64]) -> MapKnowledge | None:
+    """The priors on those frames of a trajectory that the graph has (ascending); None if there are none."""
+    if not settings:
+        return None
+    known = trajectory.select(np.isin(trajectory.frames, frames))
+    kinds: list[PriorKind] = []
+    entries: list[list[str]] = []
+    datum, clock, left_out = None, None, 0
+    if settings.gnss is not None:
+        track = _Track.read(Path(settings.gnss), settings, known)
+        datum, left_out = track.datum, track.left_out
+        if settings.gnss_offset == "auto":
+            clock = MovingClock(at=track.at, index=len(kinds))
+        kinds.append(track.at(0.0))
+        entries.append(track.entries)
+    for kind, names in _scale_kinds(settings, known):
+        kinds.append(kind)
+        entries.append(names)
+    return MapKnowledge(
+        known=Knowledge(kinds=tuple(kinds), clock=clock), entries=entries, datum=datum, left_out=left_out
+    )
+
+
+def _scale_kinds(settings: PriorSettings, trajectory: Trajectory) -> Iterator[tuple[PriorKind, list[str]]]:
+    """Of what tells lengths alone."""
+    if settings.distance:
+        _insist_on_poses(trajectory, settings.distance)
+        length = np.array([metres for _, _, metres in settings.distance])
+        yield (
+            Distances(
+                rows=np.array([(a, b) for a, b, _ in settings.distance]),
+                length=length,
+                information=(settings.distance_sigma * length)[:, None, None] ** -2.0,
+            ),
+            [f"distance {a} {b}" for a, b, _ in settings.distance],
+        )
+    if settings.speed is not None:
+        yield _speeds(Path(settings.speed), settings.speed_sigma, trajectory)
+
+
+def _insist_on_poses(trajectory: Trajectory, distances: Sequence[tuple[int, int, float]]) -> None:
+    component = trajectory.component if trajectory.component is not None else np.zeros(len(trajectory))
+    of_frame = dict(zip(trajectory.frames.tolist(), component.tolist(), strict=True))
+    for a, b, metres in distances:
+        if missing := [frame for frame in (a, b) if frame not in of_frame]:
+            raise Anchor3RError(
+                f"--distance {a} {b} {metres:g}: frame {missing[0]} has no pose; choose frames that have one"
+            )
+        if of_frame[a] != of_frame[b]:
+            raise Anchor3RError(
+                f"--distance {a} {b} {metres:g}: the frames are in two components of the map that nothing "
+                "relates; choose frames of one"
+            )
+
+
+def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances, list[str]]:
+    """Distances between neighbouring frames, by the speed in their middle."""
+    lines, table = read_numbered_table(path, 2)
+    if not np.isfinite(table).all() or np.any(table[:, 1] < 0):
+        raise Anchor3RError(f"{path}: times and speeds have to be numbers, speeds not negative; correct it")
+    if np.any(np.diff(table[:, 0]) <= 0):
+        raise Anchor3RError(f"{path}: times do not ascend; sort its lines")
+    times = _times(trajectory, path)
+    middle, interval = (times[1:] + times[:-1]) / 2, np.diff(times)
+    inside = (middle >= table[0, 0]) & (middle <= table[-1, 0]) & (interval > 0)
+    inside &= interval <= _MAX_INTERVAL_S
+    if trajectory.component is not None:
+        inside &= np.diff(trajectory.component) == 0
+    length = np.interp(middle, *table.T) * interval
+    inside &= length > 0
+    if not inside.any():
+        raise Anchor3RError(_no_common_time(path, table[[0, -1], 0], times))
+    at = np.flatnonzero(inside)
+    rows = np.stack([trajectory.frames[at], trajectory.frames[at + 1]], 1)
+    information = (sigma * length[at])[:, None, None] ** -2.0
+    names = [f"line {lines[int(k)]}" for k in np.searchsorted(table[:, 0], middle[at])]
+    return Distances(rows=rows, length=length[at], information=information), names
+
+
+def _times(trajectory: Trajectory, path: Path) -> Float:
+    if trajectory.timestamps_s is None:
+        raise Anchor3RError(f"the map's frames have no times, so {path} cannot be related to them")
+    return trajectory.timestamps_s
+
+
+def _no_common_time(path: Path, span_s: Sequence[float] | Float, times: Float) -> str:
+    return (
+        f"{path} tells of times {span_s[0]:.3f} to {span_s[-1]:.3f} s, the map's frames are of "
+        f"{times[0]:.3f} to {times[-1]:.3f} s: they have no time in common; state the difference of the "
+        "clocks with --gnss-offset SECONDS"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Track:
+    """Measured positions on the clock of a map's frames."""
+
+    times_s: Float
+    """(k,) of the positions, with the stated offset"""
+    position: Float
+    """(k, 3) metres, axes of the world"""
+    information: Float
+    """(k, 3, 3)"""
+    is_spread_known: bool
+    antenna: Float
+    entries: list[str]
+    datum: Datum | None
+    left_out: int
+    trajectory: Trajectory
+
+    @staticmethod
+    def read(path: Path, settings: PriorSettings, trajectory: Trajectory) -> _Track:
+        fixes = read_positions(path)
+        times = _times(trajectory, path)
+        stated = 0.0 if settings.gnss_offset == "auto" else float(settings.gnss_offset)
+        moments = fixes.times_s + stated
+        inside = (moments >= times[0]) & (moments <= times[-1])
+        if not inside.any():
+            raise Anchor3RError(_no_common_time(path, moments, times))
+        datum, local = _local(fixes, inside)
+        sigma = (
+            fixes.sigma_m if settings.gnss_sigma is None else np.full((len(fixes), 3), settings.gnss_sigma)
+        )
+        is_known = bool(np.isfinite(sigma[inside]).all())
+        sigma = np.where(np.isfinite(sigma), sigma, _GNSS_SIGMA_M)
+        track = _Track(
+            times_s=moments, position=local @ WORLD_FROM_LOCAL.T,
+            information=WORLD_FROM_LOCAL @ (np.eye(3) * sigma[:, None, :] ** -2.0) @ WORLD_FROM_LOCAL.T,
+            is_spread_known=is_known,
+            antenna=np.array(settings.antenna), entries=fixes.entries, datum=datum, left_out=0,
+            trajectory=trajectory,
+        )  # fmt: skip
+        usable = track._usable(0.0)
+        if settings.gnss_offset == "auto":
+            # So that a clock may be moved by a second without losing its ends.
+            usable &= (moments >= times[0] + 1) & (moments <= times[-1] - 1)
+        track = replace(track.select(usable), left_out=int((~usable).sum()))
+        track.insist_on_motion(path, sigma[usable])
+        return track
+
+    def select(self, which: NDArray[np.bool_]) -> _Track:
+        return replace(
+            self,
+            times_s=self.times_s[which],
+            position=self.position[which],
+            information=self.information[which],
+            entries=[name for name, taken in zip(self.entries, which, strict=True) if taken],
+        )
+
+    def insist_on_motion(self, path: Path, sigma: Float) -> None:
+        if len(self.times_s) < _LEAST_POSITIONS:
+            raise Anchor3RError(
+                f"{path}: {len(self.times_s)} of its positions are at times at which frames of the map have "
+                f"a pose; it takes {_LEAST_POSITIONS} to place a map"
+            )
+        extent = float(np.ptp(self.position, 0).max())
+        if extent < _LEAST_WAY * float(np.median(sigma[:, 0])):
+            raise Anchor3RError(
+                f"{path}: its positions lie within {extent:.2g} m, which is their own error: they tell "
+                "neither scale nor direction; take a recording in which the camera goes somewhere"
+            )
+
+    def _bracket(self, offset_s: float) -> tuple[NDArray[np.int64], Float]:
+        """(k,) row of the frame before each moment, and (k,) seconds to the one after it."""
+        times = _times(self.trajectory, Path())
+        before = np.clip(np.searchsorted(times, self.times_s + offset_s, "right") - 1, 0, len(times) - 2)
+        return before, times[before + 1] - times[before]
+
+    def _usable(self, offset_s: float) -> NDArray[np.bool_]:
+        """(k,) moments between two frames of one component that are not far apart."""
+        times, component = _times(self.trajectory, Path()), self.trajectory.component
+        before, interval = self._bracket(offset_s)
+        moments = self.times_s + offset_s
+        usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= _MAX_INTERVAL_S)
+        if component is not None:
+            usable &= component[before] == component[before + 1]
+        return usable
+
+    def at(self, offset_s: float) -> Positions:
+        """The priors if the clock is moved on by a little."""
+        times = _times(self.trajectory, Path())
+        before, interval = self._bracket(offset_s)
+        fraction = (self.times_s + offset_s - times[before]) / np.maximum(interval, 1e-9)
+        return Positions(
+            rows=np.stack([self.trajectory.frames[before], self.trajectory.frames[before + 1]], 1),
+            fraction=fraction,
+            position=self.position,
+            information=self.information,
+            antenna_in_camera=self.antenna,
+            velocity_per_way=1 / np.maximum(interval, 1e-9),
+            is_spread_known=self.is_spread_known,
+        )
+
+
+def _local(fixes: PositionFixes, inside: NDArray[np.bool_]) -> tuple[Datum | None, Float]:
+    """Positions in metres, z up; of those on the Earth, around the first that has a frame."""
+    if fixes.is_local:
+        return None, fixes.position
+    latitude, longitude, altitude = fixes.position[np.flatnonzero(inside)[0]].tolist()
+    datum = Datum(latitude_deg=latitude, longitude_deg=longitude, altitude_m=altitude)
+    return datum, datum.to_local(fixes.position)
+
+
+def scale_priors(frames: NDArray[np.int64], log_scale: Float, sigma: Float) -> Scales:
+    """Scales of windows (k,), as a known length in each tells them."""
+    return Scales(rows=frames[:, None], log_scale=log_scale, information=sigma[:, None, None] ** -2.0)
+
+
+def write_priors_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A table of what became of every prior."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    for row in rows:
+        table.writerow(
+            row
+            | {"accepted": "yes" if row["accepted"] else "no"}
+            | {name: f"{row[name]:.6g}" for name in ("residual", "excess")}
+        )
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())

@@ -1,0 +1,368 @@
+"""A map placed in the world that its priors speak of: metres, and where on the Earth.
+
+A map from images alone has neither scale nor place. Priors give them: first a robust similarity brings every
+component near, then the joint refinement takes priors and edges together, and the priors that it contradicts
+are cut one by one, as wrong loops are. An offset between the clock of positions and that of the frames is one
+more unknown, which is eliminated exactly (a border of the normal equations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import Sim3, nearest_rotation, so3_exp, umeyama
+from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, TwoLevelSolver
+from anchor3r.pose_graph.pose_system import Float, PoseState
+from anchor3r.pose_graph.priors import (
+    Directions,
+    Distances,
+    Int,
+    Poses,
+    Positions,
+    PriorKind,
+    PriorSystem,
+    Scales,
+    in_rows,
+)
+
+Bool = NDArray[np.bool_]
+
+_SAMPLES = 500  # similarities tried: with a third of the positions wrong, one in 500 fails 1e-76 of the time
+_HELD = 1e-4  # of the map's size (and of a radian): how firmly a frame is held where nothing places the map
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementConfig:
+    """When a prior is wrong, and what the priors have to tell."""
+
+    significance: float = 1e-3
+    """A prior is cut if a right one would be off by as much with this probability at most."""
+    upright_sigma_deg: float = 20.0
+    """How upright cameras are taken to be held where positions on a line leave the roll about it open."""
+    max_rounds: int = 10
+    """Solutions at most, between which priors are cut and the clock is set."""
+    clock_tolerance_s: float = 1e-3
+    """A clock is right when a round changes it by less."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.significance < 1 and self.upright_sigma_deg > 0):
+            raise ValueError(f"significance is a probability, upright_sigma_deg must be positive: {self}")
+        if self.max_rounds < 1 or not self.clock_tolerance_s > 0:
+            raise ValueError(f"max_rounds must be at least 1, clock_tolerance_s positive: {self}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingClock:
+    """Positions whose clock may be off: what they are at an offset of it."""
+
+    at: Callable[[float], Positions]
+    """the positions if this many seconds are added to their times"""
+    index: int
+    """which of the kinds of priors they are"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What is known of a graph's frames from elsewhere."""
+
+    kinds: tuple[PriorKind, ...]
+    """whose rows are frames of the source, all of them in the graph"""
+    clock: MovingClock | None = None
+    """if that of the positions is to be set; its rows are frames, too"""
+
+    def in_rows(self, frames: Int) -> Knowledge:
+        """The same with rows of ascending frames (n,) in place of frames."""
+        kinds, clock = tuple(in_rows(kind, frames) for kind in self.kinds), self.clock
+        if clock is not None:
+            at = clock.at
+            clock = replace(clock, at=lambda offset: in_rows(at(offset), frames))
+        return Knowledge(kinds=kinds, clock=clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A state that agrees with its priors, and how they fared."""
+
+    state: PoseState
+    kept: list[Bool]
+    """by kind, (k,) priors that were not cut"""
+    chi_square_excess: list[Float]
+    """by kind, (k,) χ² of each over its limit"""
+    residual: list[Float]
+    """by kind, (k, d) what each is off by"""
+    variance_factor: Float
+    """by kind, how many times larger variances are than was stated"""
+    scale_sigma: float
+    """standard deviation of the logarithm of the map's scale"""
+    clock_offset_s: float = 0.0
+    """to be added to the times of positions"""
+    clock_sigma_s: float = 0.0
+
+
+Solve = Callable[[PoseState, PriorSystem], PoseState]
+"""Refines a state with edges and priors."""
+Normal = tuple[LinearSystem, DirectSolver | TwoLevelSolver]
+"""Normal equations, and what solves them."""
+Model = Callable[[PoseState, PriorSystem], Normal]
+"""The normal equations at a state."""
+
+
+def solve_with_priors(
+    start: PoseState,
+    kinds: Sequence[PriorKind],
+    assumed: Sequence[PriorKind],
+    solve: Solve,
+    model: Model,
+    *,
+    width: float,
+    clock: MovingClock | None = None,
+    config: PlacementConfig,
+) -> Placed:
+    """Alternates solving, cutting what contradicts the solution, and setting the clock, until all is settled.
+
+    kinds: in rows. start, assumed: as `place` gives them. width: of the robust loss in standard deviations.
+    """
+    everything, state, offset, sigma = list(kinds), start, 0.0, 0.0
+    kept = [np.ones(len(kind.rows), bool) for kind in everything]
+    for _ in range(config.max_rounds):
+        system = PriorSystem(everything, assumed, width=width, kept=kept)
+        system.measure(state)
+        state = solve(state, system)
+        change = 0.0
+        if clock is not None:
+            change, sigma = _clock_step(*model(state, system), state, system, clock.index)
+            offset += change
+            everything[clock.index] = clock.at(offset)
+        excess = system.excess(state, config.significance)
+        within = [values <= 1 for values in excess]
+        is_settled = all(np.array_equal(a, b) for a, b in zip(within, kept, strict=True))
+        kept = within
+        if is_settled and abs(change) < config.clock_tolerance_s:
+            break
+    return Placed(
+        state=state,
+        kept=kept,
+        chi_square_excess=excess,
+        residual=[kind.linearise(state).residual for kind in everything],
+        variance_factor=system.variance_factor,
+        scale_sigma=_scale_sigma(*model(state, system)),
+        clock_offset_s=offset,
+        clock_sigma_s=sigma,
+    )
+
+
+def _clock_step(
+    linear: LinearSystem,
+    solver: DirectSolver | TwoLevelSolver,
+    state: PoseState,
+    system: PriorSystem,
+    index: int,
+) -> tuple[float, float]:
+    """By how much the clock of positions has to be moved on, all poses moving along; and its spread."""
+    positions: Any = system.kinds[index]
+    velocity = positions.velocity(state)
+    residual, jacobian = positions.linearise(state)
+    metric = system.metric(index, residual)
+    pull = np.einsum("kij,kj->ki", metric, velocity)
+    border = np.zeros_like(linear.gradient)
+    for end in range(jacobian.shape[1]):
+        np.add.at(border, positions.rows[:, end], np.einsum("kix,ki->kx", jacobian[:, end], pull))
+    step, _ = solver.solve(linear._replace(gradient=border))
+    if step is None:
+        return 0.0, np.inf
+    stiffness = float(np.vdot(pull, velocity)) + float(np.vdot(step, border))  # step is -H⁻¹ border
+    force = float(np.vdot(pull, residual)) + float(np.vdot(step, linear.gradient))
+    if stiffness <= 0:
+        return 0.0, np.inf
+    return -force / stiffness, stiffness**-0.5
+
+
+def _scale_sigma(linear: LinearSystem, solver: DirectSolver | TwoLevelSolver) -> float:
+    """Spread of the mean log scale of all frames."""
+    average = np.zeros_like(linear.gradient)
+    average[:, 6] = 1 / len(average)
+    step, _ = solver.solve(linear._replace(gradient=average))
+    return np.inf if step is None else float(np.sqrt(max(0.0, -float(np.vdot(step, average)))))
+
+
+def place(
+    state: PoseState, component: Int, kinds: Sequence[PriorKind], config: PlacementConfig
+) -> tuple[PoseState, list[PriorKind]]:
+    """Moves every component near its priors; and what has to be assumed so that nothing is left open.
+
+    A component without priors stays where and as large as it is.
+    """
+    assumed: list[PriorKind] = []
+    for label in np.unique(component):
+        rows = np.flatnonzero(component == label)
+        own = [kind.select(component[kind.rows[:, 0]] == label) for kind in kinds]
+        world_from_map, extra = _similarity(state, rows, own, config)
+        state = _moved(state, rows, world_from_map)
+        assumed += extra
+    return state, _held(state, component, kinds, assumed)
+
+
+def _similarity(
+    state: PoseState, rows: Int, kinds: Sequence[PriorKind], config: PlacementConfig
+) -> tuple[Sim3, list[PriorKind]]:
+    """world_from_map of one component by its own priors, and the assumption that it rests on."""
+    source, target = _anchored(state, kinds)
+    if len(source) >= 3:
+        found, near = robust_similarity(source, target)
+        if is_on_a_line(target[near]):
+            down = np.tile(
+                [0.0, 1.0, 0.0], (len(rows), 1)
+            )  # of the world as of a camera that is held upright
+            upright = _upright(state, rows, found, target[near], down)
+            information = np.tile(np.eye(3) / np.radians(config.upright_sigma_deg) ** 2, (len(rows), 1, 1))
+            return upright, [
+                Directions(
+                    rows=rows[:, None],
+                    in_camera=np.tile([0.0, 1.0, 0.0], (len(rows), 1)),
+                    in_world=down,
+                    information=information / len(rows),
+                )
+            ]
+        return found, []
+    scale = np.exp(_log_scale(state, kinds))
+    rotation = np.eye(3)
+    for kind in kinds:
+        if isinstance(kind, Poses) and len(kind.rows):
+            rotation = nearest_rotation(
+                (np.swapaxes(kind.rotation, 1, 2) @ state.rotation[kind.rows[:, 0]]).sum(0)
+            )
+    translation = np.zeros(3)
+    if len(source):
+        translation = target[0] - scale * rotation @ source[0]
+    return Sim3(rotation, translation, np.asarray(scale)), []
+
+
+def _anchored(state: PoseState, kinds: Sequence[PriorKind]) -> tuple[Float, Float]:
+    """Positions in the map (k, 3) whose place in the world (k, 3) is known."""
+    source, target = [np.zeros((0, 3))], [np.zeros((0, 3))]
+    for kind in kinds:
+        if isinstance(kind, Positions):
+            a, b = kind.rows.T
+            part = kind.fraction[:, None]
+            source.append((1 - part) * state.center[a] + part * state.center[b])
+            target.append(kind.position)
+        elif isinstance(kind, Poses):
+            source.append(state.center[kind.rows[:, 0]])
+            target.append(kind.center)
+    return np.concatenate(source), np.concatenate(target)
+
+
+def _log_scale(state: PoseState, kinds: Sequence[PriorKind]) -> float:
+    """Median of what distances and windows say of the map's scale; 0 if none does."""
+    found = [np.zeros(0)]
+    for kind in kinds:
+        if isinstance(kind, Distances):
+            # A length that the map has plus what it lacks is the one that is known.
+            lacking = kind.linearise(state).residual[:, 0]
+            found.append(np.log(kind.length / np.maximum(kind.length + lacking, 1e-12)))
+        elif isinstance(kind, Scales):
+            found.append(kind.log_scale - state.log_scale[kind.rows[:, 0]])
+    values = np.concatenate(found)
+    return float(np.median(values)) if len(values) else 0.0
+
+
+def robust_similarity(source: Float, target: Float, seed: int = 0) -> tuple[Sim3, Bool]:
+    """target_from_source of points (k, 3), of which up to half may be wrong; and (k,) which are not.
+
+    The best of many triples by the median of distances, then all points that lie within what honest ones do.
+    """
+    rng = np.random.default_rng(seed)
+    count = len(source)
+    best, best_error = umeyama(source, target), np.inf
+    for _ in range(_SAMPLES):
+        chosen = rng.choice(count, 3, replace=False)
+        if np.ptp(source[chosen], 0).max() <= 0:
+            continue
+        candidate = umeyama(source[chosen], target[chosen])
+        if not (np.isfinite(candidate.scale) and candidate.scale > 0):
+            continue
+        error = float(np.median(np.linalg.norm(candidate.apply(source) - target, axis=1)))
+        if error < best_error:
+            best, best_error = candidate, error
+    for _ in range(10):
+        distance = np.linalg.norm(best.apply(source) - target, axis=1)
+        near = distance <= 3 * max(float(np.median(distance)), 1e-12)
+        best = umeyama(source[near], target[near])
+    return best, near
+
+
+def is_on_a_line(points: Float) -> bool:
+    """Whether points (k, 3) leave a turn about their line open, as far as their noise lets one see.
+
+    Noise is what the third principal axis shows: roads are flat. A way has to swerve by three times that.
+    """
+    _, spread, _ = np.linalg.svd(points - points.mean(0), full_matrices=False)
+    return bool(spread[1] < 1e-3 * spread[0] or spread[1] < min(0.1 * spread[0], 3 * spread[2]))
+
+
+def _upright(state: PoseState, rows: Int, found: Sim3, target: Float, down: Float) -> Sim3:
+    """The similarity turned about the line of its targets until the cameras stand upright on average."""
+    centred = target - np.median(target, 0)
+    axis = np.linalg.svd(centred, full_matrices=False)[2][0]
+    seen = (np.swapaxes(state.rotation[rows], 1, 2) @ [0.0, 1.0, 0.0]) @ np.asarray(found.rotation).T
+    across_seen = (seen - np.outer(seen @ axis, axis)).sum(0)
+    across_down = (down - np.outer(down @ axis, axis)).sum(0)
+    sine = float(np.cross(across_seen, across_down) @ axis)
+    angle = np.arctan2(sine, float(across_seen @ across_down))
+    middle, rotation = np.median(target, 0), so3_exp(angle * axis)
+    return Sim3(rotation @ found.rotation, rotation @ (found.translation - middle) + middle, found.scale)
+
+
+def _moved(state: PoseState, rows: Int, world_from_map: Sim3) -> PoseState:
+    rotation, center, log_scale = state.rotation.copy(), state.center.copy(), state.log_scale.copy()
+    rotation[rows] = state.rotation[rows] @ np.asarray(world_from_map.rotation).T
+    center[rows] = world_from_map.apply(state.center[rows])
+    log_scale[rows] += float(np.log(world_from_map.scale))
+    return PoseState(rotation, center, log_scale)
+
+
+def _held(
+    state: PoseState, component: Int, kinds: Sequence[PriorKind], assumed: list[PriorKind]
+) -> list[PriorKind]:
+    """The assumptions, and a firmly held first frame for every component that no position or pose places."""
+    placed = {
+        int(component[row])
+        for kind in kinds
+        if isinstance(kind, Positions | Poses)
+        for row in kind.rows[:, 0]
+    }
+    first = [
+        int(np.flatnonzero(component == label)[0])
+        for label in np.unique(component)
+        if int(label) not in placed
+    ]
+    if not first:
+        return assumed
+    size = max(float(np.ptp(state.center, 0).max()), 1e-9)
+    information = np.diag(np.repeat([_HELD, _HELD * size], 3) ** -2.0)
+    held = Poses(
+        rows=np.array(first)[:, None],
+        rotation=state.rotation[first],
+        center=state.center[first],
+        information=np.tile(information, (len(first), 1, 1)),
+    )
+    scaled = {
+        int(component[row])
+        for kind in kinds
+        if isinstance(kind, Distances | Scales)
+        for row in kind.rows[:, 0]
+    }
+    unscaled = [row for row in first if int(component[row]) not in scaled]
+    if not unscaled:
+        return [*assumed, held]
+    fixed = Scales(
+        rows=np.array(unscaled)[:, None],
+        log_scale=state.log_scale[unscaled],
+        information=np.full((len(unscaled), 1, 1), _HELD**-2),
+    )
+    return [*assumed, held, fixed]

@@ -1,0 +1,164 @@
+"""Maps that priors give metres and a place: through the command line, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anchor3r import load_map, map_source
+from anchor3r.cli.main import main
+from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
+from anchor3r.geometry import so3_exp
+from anchor3r.pipeline.settings import MapSettings
+
+NOISE_M = 0.5
+CLOCK_S = 0.25
+DATUM = Datum(latitude_deg=48.14, longitude_deg=11.58, altitude_m=520.0)
+SCALE = 3.0
+"""Of the world that positions are measured in, against the one that the map was made in."""
+
+
+@pytest.fixture(scope="module")
+def drive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drive") / "map"
+    map_source(
+        "world:5?motion=grid&frames=240&width=64&height=48",
+        folder,
+        MapSettings(predictor="ground-truth:0.2,0.02", keep_images=False),
+    )
+    return folder
+
+
+@pytest.fixture
+def folder(drive: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(drive, tmp_path / "map"))
+
+
+def places(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Times (n,) of the frames, and where they really are: east, north, up (n, 3), in a larger world."""
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    assert true.timestamps_s is not None
+    east_down_north = SCALE * true.center @ so3_exp([0.0, 0.7, 0.0]).T
+    return true.timestamps_s, east_down_north @ WORLD_FROM_LOCAL
+
+
+def write_fixes(path: Path, times: np.ndarray, local: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Noisy positions at half frames, some wrong by far, by a clock that is behind; which are wrong."""
+    rng = np.random.default_rng(seed)
+    moments = (times[5:-15:4] + times[6:-14:4]) / 2 + 0.37 * (times[1] - times[0])
+    position = np.stack([np.interp(moments, times, axis) for axis in local.T], 1)
+    position += NOISE_M * rng.normal(size=position.shape)
+    wrong = np.zeros(len(moments), bool)
+    wrong[3::9] = True
+    position[wrong] += 40 * np.sign(rng.normal(size=(int(wrong.sum()), 3)))
+    geodetic = DATUM.to_geodetic(position)
+    rows = [
+        f"{moment - CLOCK_S:.6f},{lat:.10f},{lon:.10f},{up:.4f},{NOISE_M}"
+        for moment, (lat, lon, up) in zip(moments, geodetic, strict=True)
+    ]
+    path.write_text("\n".join(["time,latitude,longitude,altitude,sigma", *rows]))
+    return wrong
+
+
+def refine(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    assert main(["refine", *map(str, arguments), "--no-loops", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_positions_place_a_map_though_some_are_wrong_and_the_clock_is_off(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    wrong = write_fixes(tmp_path / "gnss.csv", times, local)
+    summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", "auto")
+    assert summary["units"] == "m"
+    assert abs(summary["clock_offset_s"] - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
+    with open(folder / "priors.csv") as file:
+        table = list(csv.DictReader(file))
+    cut = np.array([row["accepted"] == "no" for row in table])
+    assert len(cut) == summary["priors"][0]["priors"]
+    entries = np.array([int(row["entry"].split()[1]) - 2 for row in table])
+    assert cut[wrong[entries]].all()
+    assert cut[~wrong[entries]].sum() <= 1
+    with load_map(folder) as scene_map:
+        datum, trajectory = scene_map.datum("offline"), scene_map.trajectory("offline")
+    assert datum is not None
+    found = DATUM.to_local(datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL))
+    error = np.linalg.norm(found - local, axis=1)
+    assert np.sqrt((error**2).mean()) < NOISE_M
+    assert main(["export", str(folder), "--format", "geojson", "--out", str(tmp_path / "path.json")]) == 0
+    line = json.loads((tmp_path / "path.json").read_text())["features"][0]["geometry"]["coordinates"]
+    assert line[0][:2] == pytest.approx(DATUM.to_geodetic(local[0])[[1, 0]], abs=1e-5)
+
+
+def test_distances_and_speeds_give_metres(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    taped = [(3, 40), (100, 160)]
+    options = [
+        text
+        for a, b in taped
+        for text in ("--distance", str(a), str(b), f"{np.linalg.norm(local[a] - local[b]):.3f}")
+    ]
+    speed = np.linalg.norm(np.diff(local, axis=0), axis=1) / np.diff(times)
+    middle = (times[1:] + times[:-1]) / 2
+    (tmp_path / "speed.txt").write_text(
+        "\n".join(f"{t:.5f} {v:.4f}" for t, v in zip(middle, speed, strict=True))
+    )
+    for arguments in (options, ["--speed", str(tmp_path / "speed.txt")]):
+        summary = refine(capsys, folder, *arguments)
+        assert summary["units"] == "m"
+        with load_map(folder) as scene_map:
+            trajectory, online = scene_map.trajectory("offline"), scene_map.trajectory()
+        length = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1).sum()
+        true_length = np.linalg.norm(np.diff(local, axis=0), axis=1).sum()
+        assert length == pytest.approx(true_length, rel=0.02)
+        np.testing.assert_allclose(trajectory.center[0], online.center[0], atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--distance", "3", "3", "1"], "two different frames"),
+        (["--distance", "3", "9999", "1"], "frame 9999 has no pose"),
+        (["--distance", "3", "9", "nan"], "positive number"),
+        (["--gnss", "none.csv"], "no such file"),
+        (["--gnss", "far.csv"], "no time in common"),
+        (["--gnss", "still.csv"], "tell neither scale nor direction"),
+        (["--gnss", "few.csv"], "it takes 4"),
+        (["--gnss", "far.csv", "--gnss-sigma", "0"], "must be positive"),
+        (["--distance", "3", "9", "1", "--method", "paper"], "priors need method joint"),
+    ],
+)
+def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = "time,latitude,longitude,altitude,sigma\n"
+    Path("far.csv").write_text(head + "".join(f"{1e9 + k},48,11.{k},0,1\n" for k in range(9)))
+    Path("still.csv").write_text(head + "".join(f"{0.5 + 0.2 * k},48,11,0,1\n" for k in range(9)))
+    Path("few.csv").write_text(head + "0.5,48,11,0,1\n1,48.01,11,0,1\n")
+    assert main(["refine", str(folder), "--no-loops", *arguments]) == 1
+    assert complaint in capsys.readouterr().err
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online"]
+
+
+def test_a_map_without_a_place_is_not_exported_to_globes(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(folder), "--format", "kml", "--out", str(tmp_path / "path.kml")]) == 1
+    assert "--gnss" in capsys.readouterr().err
