@@ -94,7 +94,7 @@ def depth_image(
         )  # fmt: skip
         normals[taken] = plane_normals(through.inverse, through.slope_x, through.slope_y, camera)[taken]
     with np.errstate(divide="ignore"):
-        depth = 1 / inverse
+        depth = np.asarray(1 / inverse, np.float32)
     if fill == "all" and predicted is not None:
         _interpolate(depth, confidence, origin, normals, camera, predicted)
     normals[np.isnan(depth)] = np.nan
@@ -148,6 +148,6 @@ def _interpolate(
         guess *= np.float32(np.exp(np.median(np.log(depth[both] / guess[both]))))
     taken = (origin == DepthOrigin.NONE) & (guess > 0) & (chance > 0)
     depth[taken], confidence[taken], origin[taken] = guess[taken], chance[taken], DepthOrigin.INTERPOLATED
-    inverse = 1 / guess
-    slope_y, slope_x = np.gradient(inverse)
+    inverse = np.asarray(1 / guess, np.float32)
+    slope_y, slope_x = (np.asarray(slope, np.float32) for slope in np.gradient(inverse))
     normals[taken] = plane_normals(inverse, slope_x, slope_y, camera)[taken]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from anchor3r.dense.derotation import Derotated
 from anchor3r.dense.dominant_planes import dominant_planes
 from anchor3r.dense.plane_sweep import BEST_VIEWS, LEAST_ZOOM, NOISE_VARIANCE, RADIUS, window_moments
-from anchor3r.geometry import Array, Pinhole
-from anchor3r.kernels import kernel
+from anchor3r.geometry import Pinhole
+from anchor3r.kernels import Array, Number, kernel
 
 _LONGEST_STEP_PX = 1.0
 """Of a Gauss–Newton step: image motion in the view where it is largest."""
@@ -202,7 +202,7 @@ def _upsampled(
 
 
 @kernel
-def _fit_slopes(inverse: Array, tolerance: float, slope_x: Array, slope_y: Array) -> None:
+def _fit_slopes(inverse: Array, tolerance: Number, slope_x: Array, slope_y: Array) -> None:
     """Least squares over the window of what lies within the tolerance of the pixel's own depth."""
     height, width = inverse.shape
     for y in range(height):
@@ -244,10 +244,10 @@ def _placed(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> tuple[bool, float, float, float, float, float, float, float, float]:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> tuple[bool, Number, Number, Number, Number, Number, Number, Number, Number]:
     """Where a source shows the window around pixel (x, y) that lies on a plane, and whether all of it.
 
     Position of the middle, derivatives of u and v by x and y, which hold for the whole window, and of the
@@ -277,8 +277,8 @@ def _placed(
 @kernel
 def _correlation(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     image: Array,
     motion: Array,
     offset_x: int,
@@ -286,10 +286,10 @@ def _correlation(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> float:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> Number:
     """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
     inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(
         image, motion, offset_x, offset_y, centre, x, y, d, a, b
@@ -379,8 +379,8 @@ def _choose_views(
 @kernel
 def _mean_correlation(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     images: Array,
     motion: Array,
     offset_x: int,
@@ -389,10 +389,10 @@ def _mean_correlation(
     views: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> float:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> Number:
     """Over the views of a pixel; -1 where none shows the plane."""
     total, count = np.float32(0.0), 0
     for k in range(BEST_VIEWS):
@@ -409,7 +409,7 @@ def _mean_correlation(
 
 
 @kernel
-def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: float) -> float:
+def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: Number) -> Number:
     """Of a pixel in its views, per inverse depth."""
     largest = np.float32(0.0)
     for k in range(BEST_VIEWS):
@@ -470,8 +470,8 @@ def _propagate(
 @kernel
 def _alignment(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     image: Array,
     motion: Array,
     offset_x: int,
@@ -479,10 +479,10 @@ def _alignment(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> tuple[float, float, float]:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> tuple[Number, Number, Number]:
     """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
     inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(

@@ -82,7 +82,7 @@ def depth_from_row(row: Sequence[Any]) -> KeyframeDepth:
         frame=frame,
         camera=camera,
         depth=values,
-        confidence=_inflated(confidence, np.uint8, size) / np.float32(255),
+        confidence=np.asarray(_inflated(confidence, np.uint8, size) / 255, np.float32),
         normals_in_camera=direction,
         origin=_inflated(origin, np.uint8, size),
         colours=picture,
