@@ -45,7 +45,7 @@ class DepthImageConfig:
     """depths that differ by more than this part do not agree."""
     least_confidence: float = 0.5
     """Measured depths that are less likely right are left out,"""
-    least_plane_confidence: float = 0.2
+    least_plane_confidence: float = 0.1
     """and so are planes that are less likely right than this."""
     completion: CompletionConfig = CompletionConfig()
     """How planes are put through what was measured."""
