@@ -68,10 +68,6 @@ class PixelPlanes:
             sigma = np.sqrt(residual / (_WINDOW * _WINDOW * self.curvature)) / self.inverse
         return np.where(sigma > 0, sigma, np.float32(np.inf)).astype(np.float32)
 
-    def normals(self, camera: Pinhole) -> NDArray[np.float32]:
-        """(h, w, 3) unit vectors towards the camera."""
-        return plane_normals(self.inverse, self.slope_x, self.slope_y, camera)
-
 
 def plane_normals(
     inverse: NDArray[np.float32], slope_x: NDArray[np.float32], slope_y: NDArray[np.float32], camera: Pinhole
@@ -176,11 +172,14 @@ def _with_borders(
 
 
 def fitted_slopes(
-    inverse: NDArray[np.float32], step: float
+    inverse: NDArray[np.float32], step: float = 0.0, *, part: float = 0.0, radius: int = _FIT_RADIUS
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Slopes (h, w) along x and y of the inverse depths around each pixel that are of the same surface."""
+    """Slopes (h, w) along x and y of the inverse depths around each pixel that are of the same surface.
+
+    Those are less than a few steps apart, or than a part of the pixel's own.
+    """
     slope_x, slope_y = np.zeros_like(inverse), np.zeros_like(inverse)
-    _fit_slopes(inverse, np.float32(_FIT_STEPS * step), slope_x, slope_y)
+    _fit_slopes(inverse, np.float32(_FIT_STEPS * step), np.float32(part), radius, slope_x, slope_y)
     return slope_x, slope_y
 
 
@@ -202,15 +201,18 @@ def _upsampled(
 
 
 @kernel
-def _fit_slopes(inverse: Array, tolerance: Number, slope_x: Array, slope_y: Array) -> None:
+def _fit_slopes(
+    inverse: Array, steps: Number, part: Number, radius: int, slope_x: Array, slope_y: Array
+) -> None:
     """Least squares over the window of what lies within the tolerance of the pixel's own depth."""
     height, width = inverse.shape
     for y in range(height):
         for x in range(width):
             here = inverse[y, x]
+            tolerance = steps + part * here
             n = sx = sy = sxx = sxy = syy = sd = sxd = syd = np.float32(0.0)
-            for v in range(max(-_FIT_RADIUS, -y), min(_FIT_RADIUS, height - 1 - y) + 1):
-                for u in range(max(-_FIT_RADIUS, -x), min(_FIT_RADIUS, width - 1 - x) + 1):
+            for v in range(max(-radius, -y), min(radius, height - 1 - y) + 1):
+                for u in range(max(-radius, -x), min(radius, width - 1 - x) + 1):
                     d = inverse[y + v, x + u] - here
                     # NaN is not of this surface either.
                     if not abs(d) < tolerance:
