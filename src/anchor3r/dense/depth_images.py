@@ -32,7 +32,7 @@ _PLANE = (-7.672, -2.538, 0.633)
 """Log odds of a plane: constant, then by the logarithms of the scatter about it and of the weight around it;
 from the same worlds, 30,000 pixels of each that were not measured. Within 0.05 in every tenth."""
 _NORMAL_RADIUS = 5
-"""Of the window that normals are fitted in: they are off by 2.0° in a room and 3.9° in a street (worlds 201 and
+"""Of the window that normals are fitted in: off by 2.0° in a room and 3.9° in a street (worlds 201 and
 206, medians), with 3 by 3.0° and 5.4°."""
 _SAME_SURFACE = 0.1
 """Inverse depths that differ by a larger part are not of one surface."""
