@@ -18,6 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _COMPILE, _LOCK = _EVENTS = ("numba:compile", "numba:compiler_lock")
 Array = NDArray[Any]
 """An array of any element type; a kernel is compiled for the one that it gets."""
+Number = Any
+"""A scalar of any type, for kernels that compute in single precision."""
 Record = Any
 """A row of a structured array: inside a kernel its columns are attributes, which static types cannot say."""
 

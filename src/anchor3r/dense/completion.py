@@ -16,8 +16,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Array
-from anchor3r.kernels import kernel
+from anchor3r.kernels import Array, kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ def complete(
     size, cell = inverse.shape, config.cell_px
     moments = _moments(inverse, weight, cell)
     rows, columns = moments.shape[:2]
-    guide = cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA)
+    guide = np.asarray(cv2.resize(grey, (columns, rows), interpolation=cv2.INTER_AREA), np.float32)
     reach = config.reach_px / cell
     across, down = (_decay(g, reach, config.edge_grey) for g in (guide, np.ascontiguousarray(guide.T)))
     one = _turned(_spread(_turned(_spread(moments, across)), down))

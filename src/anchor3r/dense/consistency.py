@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.dense.slanted_refinement import PixelPlanes
-from anchor3r.geometry import SE3, Array, Pinhole
-from anchor3r.kernels import kernel
+from anchor3r.geometry import SE3, Pinhole
+from anchor3r.kernels import Array, kernel
 
 
 @dataclass(frozen=True, kw_only=True)

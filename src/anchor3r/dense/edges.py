@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.dense.slanted_refinement import PixelPlanes
-from anchor3r.geometry import Array
-from anchor3r.kernels import kernel
+from anchor3r.kernels import Array, kernel
 
 _RADIUS = 5
 """Of the window that votes: more than half of what windows of stereo carry over."""

@@ -61,4 +61,4 @@ class KeyframeDepth:
 
     def points_in_camera(self) -> NDArray[np.floating[Any]]:
         """(h, w, 3); NaN where there is no depth"""
-        return self.camera.unproject_map(self.depth)
+        return np.asarray(self.camera.unproject_map(self.depth), np.float64)

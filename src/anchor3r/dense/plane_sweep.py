@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.dense.derotation import Derotated
-from anchor3r.geometry import Array, Pinhole
-from anchor3r.kernels import kernel
+from anchor3r.geometry import Pinhole
+from anchor3r.kernels import Array, Number, kernel
 
 RADIUS = 3
 """Of the window: 7 × 7 pixels."""
@@ -125,7 +125,7 @@ def _sweep(
 
 @kernel
 def _warp(
-    image: Array, motion: Array, plane: float, offset_x: int, offset_y: int, centre: Array, out: Array
+    image: Array, motion: Array, plane: Number, offset_x: int, offset_y: int, centre: Array, out: Array
 ) -> None:
     """What a derotated source shows of a plane, pixel by pixel of the reference."""
     height, width = out.shape
@@ -196,7 +196,7 @@ def _keep_best(sums: Array, mean: Array, variance: Array, best: Array) -> None:
 
 @kernel
 def _along_rows(
-    costs: Array, guide: Array, small: float, large: float, edge_grey: float, total: Array
+    costs: Array, guide: Array, small: Number, large: Number, edge_grey: Number, total: Array
 ) -> None:
     height, width, _ = costs.shape
     for y in range(height):
@@ -214,7 +214,7 @@ def _along_rows(
 
 @kernel
 def _along_columns(
-    costs: Array, guide: Array, small: float, large: float, edge_grey: float, total: Array
+    costs: Array, guide: Array, small: Number, large: Number, edge_grey: Number, total: Array
 ) -> None:
     height, width, _ = costs.shape
     for x in range(width):
@@ -231,7 +231,7 @@ def _along_columns(
 
 
 @kernel
-def _advance(before: Array, cost: Array, small: float, jump: float, total: Array) -> Array:
+def _advance(before: Array, cost: Array, small: Number, jump: Number, total: Array) -> Array:
     """One pixel further along a path: its costs, and those of the way there."""
     count = len(before)
     least = before.min()

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from anchor3r.dense.derotation import Derotated
 from anchor3r.dense.dominant_planes import dominant_planes
 from anchor3r.dense.plane_sweep import BEST_VIEWS, LEAST_ZOOM, NOISE_VARIANCE, RADIUS, window_moments
-from anchor3r.geometry import Array, Pinhole
-from anchor3r.kernels import kernel
+from anchor3r.geometry import Pinhole
+from anchor3r.kernels import Array, Number, kernel
 
 _LONGEST_STEP_PX = 1.0
 """Of a Gauss–Newton step: image motion in the view where it is largest."""
@@ -67,10 +67,6 @@ class PixelPlanes:
         with np.errstate(divide="ignore", invalid="ignore"):
             sigma = np.sqrt(residual / (_WINDOW * _WINDOW * self.curvature)) / self.inverse
         return np.where(sigma > 0, sigma, np.float32(np.inf)).astype(np.float32)
-
-    def normals(self, camera: Pinhole) -> NDArray[np.float32]:
-        """(h, w, 3) unit vectors towards the camera."""
-        return plane_normals(self.inverse, self.slope_x, self.slope_y, camera)
 
 
 def plane_normals(
@@ -176,11 +172,14 @@ def _with_borders(
 
 
 def fitted_slopes(
-    inverse: NDArray[np.float32], step: float
+    inverse: NDArray[np.float32], step: float = 0.0, *, part: float = 0.0, radius: int = _FIT_RADIUS
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Slopes (h, w) along x and y of the inverse depths around each pixel that are of the same surface."""
+    """Slopes (h, w) along x and y of the inverse depths around each pixel that are of the same surface.
+
+    Those are less than a few steps apart, or than a part of the pixel's own.
+    """
     slope_x, slope_y = np.zeros_like(inverse), np.zeros_like(inverse)
-    _fit_slopes(inverse, np.float32(_FIT_STEPS * step), slope_x, slope_y)
+    _fit_slopes(inverse, np.float32(_FIT_STEPS * step), np.float32(part), radius, slope_x, slope_y)
     return slope_x, slope_y
 
 
@@ -202,15 +201,18 @@ def _upsampled(
 
 
 @kernel
-def _fit_slopes(inverse: Array, tolerance: float, slope_x: Array, slope_y: Array) -> None:
+def _fit_slopes(
+    inverse: Array, steps: Number, part: Number, radius: int, slope_x: Array, slope_y: Array
+) -> None:
     """Least squares over the window of what lies within the tolerance of the pixel's own depth."""
     height, width = inverse.shape
     for y in range(height):
         for x in range(width):
             here = inverse[y, x]
+            tolerance = steps + part * here
             n = sx = sy = sxx = sxy = syy = sd = sxd = syd = np.float32(0.0)
-            for v in range(max(-_FIT_RADIUS, -y), min(_FIT_RADIUS, height - 1 - y) + 1):
-                for u in range(max(-_FIT_RADIUS, -x), min(_FIT_RADIUS, width - 1 - x) + 1):
+            for v in range(max(-radius, -y), min(radius, height - 1 - y) + 1):
+                for u in range(max(-radius, -x), min(radius, width - 1 - x) + 1):
                     d = inverse[y + v, x + u] - here
                     # NaN is not of this surface either.
                     if not abs(d) < tolerance:
@@ -244,10 +246,10 @@ def _placed(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> tuple[bool, float, float, float, float, float, float, float, float]:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> tuple[bool, Number, Number, Number, Number, Number, Number, Number, Number]:
     """Where a source shows the window around pixel (x, y) that lies on a plane, and whether all of it.
 
     Position of the middle, derivatives of u and v by x and y, which hold for the whole window, and of the
@@ -277,8 +279,8 @@ def _placed(
 @kernel
 def _correlation(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     image: Array,
     motion: Array,
     offset_x: int,
@@ -286,10 +288,10 @@ def _correlation(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> float:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> Number:
     """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
     inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(
         image, motion, offset_x, offset_y, centre, x, y, d, a, b
@@ -379,8 +381,8 @@ def _choose_views(
 @kernel
 def _mean_correlation(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     images: Array,
     motion: Array,
     offset_x: int,
@@ -389,10 +391,10 @@ def _mean_correlation(
     views: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> float:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> Number:
     """Over the views of a pixel; -1 where none shows the plane."""
     total, count = np.float32(0.0), 0
     for k in range(BEST_VIEWS):
@@ -409,7 +411,7 @@ def _mean_correlation(
 
 
 @kernel
-def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: float) -> float:
+def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: Number) -> Number:
     """Of a pixel in its views, per inverse depth."""
     largest = np.float32(0.0)
     for k in range(BEST_VIEWS):
@@ -470,8 +472,8 @@ def _propagate(
 @kernel
 def _alignment(
     reference: Array,
-    mean: float,
-    variance: float,
+    mean: Number,
+    variance: Number,
     image: Array,
     motion: Array,
     offset_x: int,
@@ -479,10 +481,10 @@ def _alignment(
     centre: Array,
     x: int,
     y: int,
-    d: float,
-    a: float,
-    b: float,
-) -> tuple[float, float, float]:
+    d: Number,
+    a: Number,
+    b: Number,
+) -> tuple[Number, Number, Number]:
     """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
     inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(

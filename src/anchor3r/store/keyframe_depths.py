@@ -75,6 +75,7 @@ def depth_from_row(row: Sequence[Any]) -> KeyframeDepth:
     octahedral = np.moveaxis(_inflated(normals, np.int8, (2, *size)), 0, -1)
     direction = _from_octahedral(octahedral)
     direction[np.isnan(values)] = np.nan
+    kept = ~np.isnan(values)  # beyond what halves hold there is no depth
     picture = decode_picture(colours)
     if picture.shape[:2] != size:
         raise ValueError("a depth image has colours of another size")
@@ -82,9 +83,9 @@ def depth_from_row(row: Sequence[Any]) -> KeyframeDepth:
         frame=frame,
         camera=camera,
         depth=values,
-        confidence=_inflated(confidence, np.uint8, size) / np.float32(255),
+        confidence=np.asarray(kept * _inflated(confidence, np.uint8, size) / 255, np.float32),
         normals_in_camera=direction,
-        origin=_inflated(origin, np.uint8, size),
+        origin=kept * _inflated(origin, np.uint8, size),
         colours=picture,
     )
 
