@@ -237,7 +237,7 @@ def test_evaluate_scores_the_surface_of_an_exact_map(
     fused_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert anchor3r("evaluate", "map", fused_folder, "--out", tmp_path, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["online"]
+    found = json.loads(capsys.readouterr().out)["trajectories"]["online"]
     assert found["depth_within_5"] > 0.99
     assert found["depth_coverage"] > 0.99
     fused = read_fused(fused_folder)

@@ -9,7 +9,7 @@ import numpy as np
 
 from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
 from anchor3r.dense.surface import SurfacePart, surface_parts
-from anchor3r.dense.volume import BlockSpill, Volume, VolumeConfig
+from anchor3r.dense.volume import BlockSpill, Volume, VolumeConfig, block_coordinates
 from anchor3r.geometry import SE3
 
 _SAMPLED_PIXELS = 997
@@ -81,6 +81,10 @@ class Fusion:
         """A depth image in the scale of its pose."""
         self._volume.integrate(believed(view, self.config), camera_from_world)
         self.num_views += 1
+
+    def num_parts(self) -> int:
+        """How many parts the surface has at most: slabs of blocks along x."""
+        return len(np.unique(block_coordinates(self._volume.keys())[:, 0]))
 
     def surface(self, *, first: int = 0) -> Iterator[SurfacePart]:
         """All parts; `first` is the number of the first vertex."""

@@ -173,7 +173,9 @@ def _fuse(
                 fusion.add(view, pose.camera_from_world)
                 done += 1
                 progress("fusing depths", done, len(views))
-            for part in fusion.surface(first=waiting.num_vertices):
+            num_parts = fusion.num_parts()
+            for k, part in enumerate(fusion.surface(first=waiting.num_vertices)):
+                progress("extracting the surface", k + 1, num_parts)
                 pieces.add(part)
                 waiting.add(
                     vertex_records(part.points, part.normals, part.colours, part.confidence, part.frames),
