@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import struct
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from anchor3r.limits import LIMITS
 DAMAGED = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, EOFError, OSError,
     RuntimeError, MemoryError, SyntaxError, ImportError, struct.error, zlib.error, zipfile.BadZipFile,
+    tokenize.TokenError,
 )  # fmt: skip
 """What decoders of numpy, torch, Pillow and Python raise on damaged data, as random damage has shown."""
 

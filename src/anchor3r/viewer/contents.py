@@ -84,9 +84,8 @@ class MapContents:
         version = self._scene_map.version()
         if version == self._version:
             return False
-        self.trajectories = {
-            name: self._scene_map.trajectory(name) for name in self._scene_map.trajectory_names() or [ONLINE]
-        }
+        names = dict.fromkeys([ONLINE, *self._scene_map.trajectory_names()])
+        self.trajectories = {name: self._scene_map.trajectory(name) for name in names}
         self.truth = self._scene_map.true_trajectory()
         self.loops = {name: self._scene_map.loops(name) for name in self.trajectories}
         self.num_frames = self._scene_map.num_frames
