@@ -149,7 +149,7 @@ class ErrorModelEstimator:
 def _is_chain(edges: PoseEdges, which: NDArray[np.bool_]) -> bool:
     """Whether some edges (m,) hardly join their frames by more than a chain would."""
     num_frames = len(np.unique(np.concatenate([edges.i[which], edges.t[which]])))
-    return 0 < np.count_nonzero(which) < _LEAST_REDUNDANCY * num_frames
+    return bool(0 < np.count_nonzero(which) < _LEAST_REDUNDANCY * num_frames)
 
 
 def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Sim3, nearest_rotation, so3_exp, umeyama
+from anchor3r.geometry import Array, Sim3, nearest_rotation, so3_exp, umeyama
 from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, TwoLevelSolver
 from anchor3r.pose_graph.pose_system import Float, PoseState
 from anchor3r.pose_graph.priors import (
@@ -230,7 +230,7 @@ def _similarity(
             ]
         return found, []
     scale = np.exp(_log_scale(state, kinds))
-    rotation = np.eye(3)
+    rotation: Array = np.eye(3)
     for kind in kinds:
         if isinstance(kind, Poses) and len(kind.rows):
             rotation = nearest_rotation(

@@ -45,12 +45,18 @@ class PriorKind(Protocol):
 
     name: ClassVar[str]
     """what a table calls it"""
-    rows: Int
-    """(k, e) frames that each touches; those of the source until `in_rows`, then rows of the solver"""
-    information: Float
-    """(k, d, d) inverse covariance of the residuals"""
-    is_spread_known: bool
-    """whether the information was stated; else only its proportions are right, and its size is measured"""
+
+    @property
+    def rows(self) -> Int:
+        """(k, e) frames that each touches; those of the source until `in_rows`, then rows of the solver"""
+
+    @property
+    def information(self) -> Float:
+        """(k, d, d) inverse covariance of the residuals"""
+
+    @property
+    def is_spread_known(self) -> bool:
+        """Whether the information was stated; else only its proportions are right, and its size measured."""
 
     def linearise(self, state: PoseState) -> Linearised:
         """The residuals of all priors at a state."""
@@ -325,4 +331,5 @@ def in_rows(kind: Kind, frames: Int) -> Kind:
     if np.any(rows >= len(frames)) or np.any(frames[rows] != kind.rows):
         raise ValueError(f"a prior of kind {kind.name} names a frame that is not in the graph")
     named: Any = kind
-    return replace(named, rows=rows)  # type: ignore[no-any-return]
+    found: Kind = replace(named, rows=rows)
+    return found

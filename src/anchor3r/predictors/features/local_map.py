@@ -152,11 +152,11 @@ class LocalMap:
         seen = self.seen() & self.points.mature
         chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))
         point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
+        prior = (calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)
         rotations, translations, camera, positions, information = adjust_window(
             self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
             point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
-            *((calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)),
-            iterations,
+            prior[0], prior[1], iterations,
         )  # fmt: skip
         self.poses = SE3(rotations, translations)
         self.points.position[chosen] = positions
