@@ -143,7 +143,7 @@ def refine_poses(
     vouched: groups of loop events that are accepted without being judged.
     event_of_group: loop event of each group; those of one event are accepted or cut together. None: one each,
     and events of too few edges to agree with themselves are left to the loss.
-    known: priors, which place the poses in a world of their own; only with free scales.
+    known: priors, which place the poses in a world of their own; only with free scales, without covariances.
     With "gm" the start is the odometry with its accepted loops closed; where events are left to the loss it
     is that, `initial` or the chordal start, whichever costs least; without loops it is `initial`. With "none"
     both `initial` and the chordal start are tried, unless one is far worse.
@@ -170,8 +170,7 @@ def refine_poses(
     if verified is None or is_lone.any():
         starts.append(PoseState.of(initial, averaged))
     if verified is not None:
-        closed, growth = verified.closed.frames()
-        starts.append(PoseState.of(closed, log_scale + growth))
+        starts.append(_closed_state(verified, log_scale))
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
     inflation = 1.0 if verified is None else verified.window_inflation
@@ -180,7 +179,6 @@ def refine_poses(
     placed = None if known is None else refinement.place(state, known.in_rows(topology.frames))
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    # Priors move the gauge elsewhere; how well they place each frame is not worked out.
     covariance = refinement.covariance(back) if with_covariance and placed is None else None
     return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
@@ -230,6 +228,12 @@ def verify_graph(
         edges, odometry, config.verification, topology=topology, event_of_group=event_of_group,
         given=vouched, is_free=is_free,
     ), log_scale  # fmt: skip
+
+
+def _closed_state(verified: Verification, log_scale: NDArray[np.float64]) -> PoseState:
+    """The odometry with its accepted loops closed. log_scale: what windows alone give the frames."""
+    closed, growth = verified.closed.frames()
+    return PoseState.of(closed, log_scale + growth)
 
 
 def _as_verified(edges: Edges, verified: Verification) -> Edges:
