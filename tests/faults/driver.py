@@ -211,6 +211,7 @@ class Trial:
         self.folder = folder
         self.tried: Counter[str] = Counter()
         self.lost: list[str] = []
+        self._lost: set[tuple[str, int]] = set()
         self.expected = self._expected()
 
     def _expected(self) -> str:
@@ -258,11 +259,12 @@ class Trial:
 
     def _note(self, kind: str, what: str) -> None:
         self.lost.append(f"{kind}: {what}")
+        self._lost.add((kind, self.tried[kind]))
 
     def table(self) -> str:
         lines = ["| fault | tried | survived | lost |", "|---|---|---|---|"]
         for kind, tried in self.tried.items():
-            lost = len({note for note in self.lost if note.startswith(f"{kind}: ")})
+            lost = sum(name == kind for name, _ in self._lost)
             lines.append(f"| {kind} | {tried} | {tried - lost} | {lost} |")
         return "\n".join(lines)
 

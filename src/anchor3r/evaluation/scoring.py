@@ -61,7 +61,7 @@ def score_map(
         num_frames=scene_map.num_frames,
         variants=variants,
         runtime=runtime_metrics(scene_map),
-        made_from=scene_map.meta["identity"],
+        made_from=scene_map.meta.get("identity", {}),
     )
 
 

@@ -189,7 +189,7 @@ def _write_trajectory(chosen: Selection, out: Path, format: str, settings: Expor
     elif settings.frames == "keyframes":
         write_kitti(out, trajectory)
     else:
-        cut, indices = scene_map.meta["identity"], scene_map.frames().index
+        cut, indices = scene_map.meta.get("identity", {}), scene_map.frames().index
         # Frames that could not be decoded have their line too.
         wanted = range(cut.get("start", int(indices[0])), int(indices[-1]) + 1, cut.get("stride", 1))
         write_kitti(out, trajectory, frames=wanted, gaps=settings.gaps)

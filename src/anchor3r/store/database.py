@@ -193,12 +193,14 @@ def create_database(folder: Path, meta: Mapping[str, object]) -> sqlite3.Connect
         open_exclusively(unfinished).close()
         database = _connect(unfinished, "rw")
         try:
-            _prepare_to_write(database)
-            database.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            # Without a log, which closing would have to merge, and does not tell where a full disk forbids it.
+            database.executescript(f"BEGIN; {_SCHEMA}")
             _add_checksums(database)
             database.executemany(
                 "INSERT INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in meta.items()]
             )
+            database.execute("COMMIT")
+            _prepare_to_write(database)
         finally:
             database.close()
         # A log that lies there without its database would be taken for the new one's.
