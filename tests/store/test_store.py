@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_a_map_that_can_be_read_and_resumed(tmp_path: Path) -
     whole = make_map(tmp_path / "whole", 40)
     store = MapWriter.create(tmp_path / "m", {"source": "toy"}, config=StoreConfig(commit_frames=3))
     store._database.execute("PRAGMA max_page_count = 60")
-    with pytest.raises(Anchor3RError, match=r"disk is full.*The map so far is intact"), store:
+    with pytest.raises(Anchor3RError, match=r"disk is full.*The map is whole as far as it goes"), store:
         fill(store, 40)
     with load_map(tmp_path / "m") as scene_map:
         kept = scene_map.num_frames

@@ -87,8 +87,8 @@ def open_images(scene_map: Map, first: int, *, prefer_source: bool) -> Iterator[
         if original is None and not scene_map.keeps_images():
             raise Anchor3RError(
                 f"{scene_map.folder} keeps no images and its source "
-                f"{scene_map.meta.get('identity', {}).get('source')} is not at hand (or not wanted); export where "
-                "the source is, or map without --no-keep-images"
+                f"{scene_map.meta.get('identity', {}).get('source')} is not at hand (or not wanted); export "
+                "where the source is, or map without --no-keep-images"
             )
         yield MapImages(scene_map, original)
 
