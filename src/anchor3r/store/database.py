@@ -193,7 +193,7 @@ def create_database(folder: Path, meta: Mapping[str, object]) -> sqlite3.Connect
         open_exclusively(unfinished).close()
         database = _connect(unfinished, "rw")
         try:
-            # Without a log, which closing would have to merge, and does not tell where a full disk forbids it.
+            # Without a log: closing would have to merge it, and does not tell where a full disk forbids that.
             database.executescript(f"BEGIN; {_SCHEMA}")
             _add_checksums(database)
             database.executemany(
