@@ -200,14 +200,10 @@ class Odometry:
         """Keyframes that the next adjustment may move.
 
         Those that are held embody the camera they were made with, which must not learn from them that it was
-        right: an unknown one at every keyframe, one that is known at some of them.
+        right. So an unknown one frees nearly all; one that is known learns from a copy (`_learn`), since
+        keyframes that keep moving take the scale along.
         """
-        c = self.config
-        assert self.calibration is not None
-        if self.calibration.is_held:
-            return c.free_keyframes
-        is_learning = not self.is_known or self.num_keyframes % c.calibration_interval == 0
-        return c.memory - 2 if is_learning else c.free_keyframes
+        return self.config.free_keyframes if self.is_known else self.config.memory - 2
 
     def adjust(self, num_free: int) -> None:
         """Settles the newest keyframe: its points, its pose and its neighbours', and the camera."""
@@ -218,18 +214,27 @@ class Odometry:
         # A rough depth is better than the guess that frames would have to be posed by.
         if np.sum(m.points.mature & m.points.followed) < c.few_points * c.points:
             m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
-        if not belief.is_held and num_free >= min(len(m) - 1, c.memory - 2):
-            since = c.calibration_interval if self.is_known and num_free > c.free_keyframes else 1
-            steps = c.calibration_steps if self.is_known else c.adjust_steps
-            self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, steps)
-            belief.add(self.camera, information, since / c.memory)
+        if not (belief.is_held or self.is_known):
+            self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
+            belief.add(self.camera, information, 1 / c.memory)
         else:
+            if not belief.is_held and self.num_keyframes % c.calibration_interval == 0:
+                self._learn(belief)
+            drawn_to = None if belief.is_held else belief
             self.camera = camera_from(belief.mean, self.camera)
-            m.adjust(self.camera, num_free, c.huber_px, None, c.adjust_steps)
+            self.camera, _ = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps)
         self.num_keyframes += 1
         m.reject(self.camera, c.max_error_px)
         m.rebase()
         self.pose = SE3.identity()
+
+    def _learn(self, belief: Calibration) -> None:
+        """What the remembered keyframes say of a camera that is known, found with all of them free."""
+        c, m = self.config, self.map
+        before = m.poses, m.points.position.copy(), m.covariance
+        camera, information = m.adjust(self.camera, c.memory - 2, c.huber_px, belief, c.calibration_steps)
+        belief.add(camera, information, c.calibration_interval / c.memory)
+        m.poses, m.points.position, m.covariance = before
 
     def add_corners(self, index: int, grey: Image) -> None:
         """Starts points where there are none, at the depth of those around."""
