@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -546,3 +547,12 @@ def test_confidences_are_probabilities_also_in_maps_that_are_older(tmp_path: Pat
         assert (point_map.confidence < 0.1).all(), "one over a relative deviation of 1.3"
     with pytest.raises(Anchor3RError, match="begun by an earlier anchor3r"):
         MapWriter.resume(folder, {"predictor": "features"})
+
+
+def test_threads_that_read_one_map_do_not_wait_for_each_other_forever(tmp_path: Path) -> None:
+    """Checksums are computed by Python inside SQLite, which must not be entered by two threads at once."""
+    make_map(tmp_path / "m", 12)
+    with load_map(tmp_path / "m") as scene_map, ThreadPoolExecutor(4) as pool:
+        frames = [int(k) for k in scene_map.frames().index] * 25
+        read = [pool.submit(scene_map.frame, frame) for frame in frames]
+        assert all(future.result(timeout=60) is not None for future in read)

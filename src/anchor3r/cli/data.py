@@ -132,8 +132,8 @@ def pack(
     from anchor3r.datasets.files import open_files
     from anchor3r.datasets.files import pack as pack_files
 
-    if not 1e-3 <= shard_gb <= 1e4:
-        raise Anchor3RError(f"--shard-gb must lie in 0.001 … 10000, not {shard_gb:g}")
+    if not 1e-6 <= shard_gb <= 1e4:
+        raise Anchor3RError(f"--shard-gb must lie in 0.000001 … 10000, not {shard_gb:g}")
     with progress("packing", None, "files") as advance:
         count = pack_files(open_files(root), out, shard_bytes=int(shard_gb * 1e9), on_progress=advance)
     print(f"{out}: {count} shards; use it in place of {root}")

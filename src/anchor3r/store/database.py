@@ -320,7 +320,7 @@ def _meaning(name: str) -> str:
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
     uri = f"{path.resolve().as_uri()}?{mode if '=' in mode else f'mode={mode}'}"
-    # Readers use one connection from several threads; SQLite serialises them.
+    # Readers use one connection from several threads; `Map` lets in one query at a time.
     database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     database.create_function("row_checksum", -1, row_checksum, deterministic=True)
     # What a foreign map says is data: it may neither call functions of ours nor change while it is read.

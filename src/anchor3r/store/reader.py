@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
@@ -101,6 +102,9 @@ class Map:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._database = open_database(folder)
+        # One query at a time: a thread that waits for SQLite holds Python's lock, which the checksum of
+        # another thread's query, a function of ours, would wait for.
+        self._querying = Lock()
         with explained(folder):
             self._with_checksums = {table for table in CHECKED if has_checksums(self._database, table)}
 
@@ -537,7 +541,7 @@ class Map:
         return self._all(f"{query} WHERE frame = ?", (int(index),))  # SQLite knows no numpy integers
 
     def _all(self, query: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
-        with explained(self.folder):
+        with explained(self.folder), self._querying:
             return self._database.execute(query, parameters).fetchall()
 
     def _columns(self, query: str, count: int, parameters: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
