@@ -193,7 +193,7 @@ def _hint(location: str) -> str:
 def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
     """Decodes any image file to (H, W, 3) RGB, upright as its EXIF orientation says."""
     try:
-        with Image.open(path) as image:
+        with opened_image(path) as image:
             return _rgb(_upright(image))
     except DECODING_ERRORS as error:
         raise _undecodable(path, str(error)) from error
