@@ -186,7 +186,7 @@ def decode_image(data: bytes, name: str) -> NDArray[np.uint8]:
     """
     if data.startswith(_JPEG_BEGIN) and data.endswith(_JPEG_END):
         with Image.open(io.BytesIO(data)) as header:
-            is_usual = header.mode in ("RGB", "L")
+            is_usual = header.mode in ("RGB", "L") and header.width * header.height <= LIMITS.pixels
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) if is_usual else None
         if decoded is not None:
             return np.asarray(cv2.cvtColor(decoded, cv2.COLOR_BGR2RGB, dst=decoded), np.uint8)
