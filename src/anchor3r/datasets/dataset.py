@@ -24,6 +24,7 @@ from anchor3r.datasets.overlap import load_or_measure
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, nearest_rotation
 from anchor3r.kernels import Array, kernel
+from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import read_image
 from anchor3r.sources.source import UndecodableFrameError, logger
