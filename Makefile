@@ -14,7 +14,7 @@ endif
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --retries 1 --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic,bags,rerun]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,viewer,exports,training,data,heic,bags,rerun,docs,ray]"
 	$(BIN)/anchor3r map "world:1?motion=driving&frames=60&width=320&height=240" --predictor features --out $(VENV)/first-map --overwrite  # compiles the kernels, once
 	touch $@
 
@@ -26,7 +26,6 @@ demo: $(VENV)/installed  ## render a looping world, map it, refine it, compare w
 	$(BIN)/anchor3r demo --out out/demo
 
 docs: $(VENV)/installed  ## build the documentation site (out/site); a broken link or reference is an error
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 test: $(VENV)/installed  ## style, types and tests
