@@ -79,15 +79,13 @@ def map_source(
     stated = camera.stated() if settings.camera is None else stated_for(Path(settings.camera))
     if verbose:
         _tell_of_predictor(settings)
-    with (
-        beside(out) if view else nullcontext(),
-        open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames,
-    ):
-        if _are_unordered(frames, order, resume=resume):
-            summary = _map_photos(frames, out, settings, overwrite=overwrite)
-        else:
-            summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
-    return _finished(summary, out, settings.threads, dense=dense)
+    with beside(out) if view else nullcontext():  # which shows the map on when this has told how it went
+        with open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames:
+            if _are_unordered(frames, order, resume=resume):
+                summary = _map_photos(frames, out, settings, overwrite=overwrite)
+            else:
+                summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
+        return _finished(summary, out, settings.threads, dense=dense)
 
 
 def _streamed(
