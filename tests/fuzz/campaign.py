@@ -34,7 +34,7 @@ import options
 import pictures
 import texts
 from case import Outcome, Recipe, fresh_folder, run_case
-from material import make_material
+from raw_material import make_material
 
 CLASSES = {
     "maps": (maps, 0.26),

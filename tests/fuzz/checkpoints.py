@@ -12,7 +12,7 @@ from typing import Any
 
 from case import Check, Recipe
 from graphs import make_odd
-from material import WORLD
+from raw_material import WORLD
 from values import JSON_VALUES, Rng, choice, damaged, draw_damage, draw_path, replaced, write
 
 COMMANDS = {

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from case import Check, Recipe
-from material import WORLD
+from raw_material import WORLD
 from values import NUMBERS, TEXTS, Rng, choice
 
 SMALL = "world:3?motion=driving&frames=6&width=32&height=24"

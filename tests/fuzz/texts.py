@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from case import Check, Recipe
 from graphs import DTYPES, NUMBERS, make_odd
-from material import WORLD
+from raw_material import WORLD
 from values import (
     JSON_VALUES,
     Rng,
