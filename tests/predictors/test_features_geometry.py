@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from anchor3r.geometry import SE3, rotation_angle, so3_exp
-from anchor3r.predictors.features.bundle_adjustment import adjust_window
+from anchor3r.predictors.features.bundle_adjustment import Adjusted, adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import (
     CALIBRATION_SIZE,
@@ -110,7 +110,7 @@ def test_triangulation_knows_what_it_cannot_see(scene: tuple) -> None:
     assert error[1] > 10
 
 
-def _adjust(scene: tuple, camera: np.ndarray, prior_information: np.ndarray, start_noise: float) -> tuple:
+def _adjust(scene: tuple, camera: np.ndarray, prior_information: np.ndarray, start_noise: float) -> Adjusted:
     poses, points, seen = scene
     rng = np.random.default_rng(5)
     free = np.arange(NUM_KEYFRAMES) >= 2
@@ -125,7 +125,7 @@ def _adjust(scene: tuple, camera: np.ndarray, prior_information: np.ndarray, sta
 
 def test_window_adjustment_returns_to_the_truth(scene: tuple) -> None:
     poses, points, _ = scene
-    rotations, translations, camera, positions, _ = _adjust(
+    rotations, translations, camera, positions, *_ = _adjust(
         scene, CAMERA, 1e12 * np.eye(CALIBRATION_SIZE), 0.05
     )
     np.testing.assert_allclose(translations, poses.translation, atol=1e-6)
@@ -136,9 +136,17 @@ def test_window_adjustment_returns_to_the_truth(scene: tuple) -> None:
 
 def test_window_adjustment_finds_the_camera(scene: tuple) -> None:
     wrong = CAMERA * [1.02, 1.02, 1, 1, 0, 0]
-    *_, camera, _, information = _adjust(scene, wrong, 1e-9 * np.eye(CALIBRATION_SIZE), 0.02)
-    np.testing.assert_allclose(camera, CAMERA, rtol=1e-4, atol=1e-4)
-    assert np.linalg.eigvalsh(information)[0] > 0
+    adjusted = _adjust(scene, wrong, 1e-9 * np.eye(CALIBRATION_SIZE), 0.02)
+    np.testing.assert_allclose(adjusted.camera, CAMERA, rtol=1e-4, atol=1e-4)
+    assert np.linalg.eigvalsh(adjusted.information)[0] > 0
+
+
+def _window(information: np.ndarray, said: np.ndarray) -> Adjusted:
+    """A window of one free keyframe whose minimum is at the camera `said`, as it looks from another one."""
+    at = calibration_vector(CAMERA)
+    gradient = information @ np.concatenate([np.zeros(6), at - calibration_vector(said)])
+    nothing = np.empty(0)
+    return Adjusted(nothing, nothing, CAMERA, nothing, information, gradient, at)
 
 
 def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
@@ -149,8 +157,7 @@ def test_calibration_adds_up_windows_and_holds_what_is_held() -> None:
     said = CAMERA * [1.01, 1.01, 1, 1, 1, 1]
     before = belief.sigma
     for _ in range(50):
-        # A window's own answer, drawn to the belief: with so sharp a window, the window's.
-        belief.add(said, window, 0.5)
+        belief.add(_window(window, said), 0.5)
     assert np.all(belief.sigma <= before)
     assert belief.mean[0] == pytest.approx(np.log(said[0]), abs=1e-4)
     np.testing.assert_allclose(belief.mean[1:3], CAMERA[2:4], atol=1e-6)
@@ -162,11 +169,8 @@ def _told(belief: Calibration, log_focal_off: float, focal_sigma: float) -> None
     window[:6, :6] = np.eye(6)
     window[6:, 6:] = np.diag([focal_sigma**-2, 1e-6, 1e-6, 1e-6, 1e-6])
     said = CAMERA.copy()
-    # Where an adjustment that is drawn to the belief ends.
-    drawn, own = belief.information[0, 0], focal_sigma**-2
-    off = (drawn * (belief.mean[0] - np.log(CAMERA[0])) + own * log_focal_off) / (drawn + own)
-    said[:2] *= np.exp(off)
-    belief.add(said, window, 1.0)
+    said[:2] *= np.exp(log_focal_off)
+    belief.add(_window(window, said), 1.0)
 
 
 @pytest.mark.parametrize(("off", "is_doubted"), [(-0.013, False), (-0.12, True), (0.09, True)])

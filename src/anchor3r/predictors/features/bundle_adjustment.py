@@ -53,7 +53,12 @@ class Adjusted(NamedTuple):
     points: Array
     """(n, 3)"""
     information: Array
-    """(6f + c, 6f + c) of free keyframes and calibration with the points eliminated, the prior left out"""
+    """(6f + c, 6f + c) of free keyframes and calibration with the points eliminated, the prior left out, as
+    the last step had it"""
+    gradient: Array
+    """(6f + c,) of the cost there, likewise"""
+    calibration: Array
+    """(c,) there"""
 
 
 @dataclass
@@ -120,10 +125,10 @@ def adjust_window(
         np.ascontiguousarray(points),
     )  # fmt: skip
     cost = _total_cost(state, seen, huber_px, prior, prior_information)
-    equations = _Equations.zeros(0, 0, 0)
+    equations, at = _Equations.zeros(0, 0, 0), camera
     damping = _FIRST_DAMPING
     for _ in range(iterations):
-        equations = _Equations.zeros(int(free.sum()), len(points), len(uv))
+        equations, at = _Equations.zeros(int(free.sum()), len(points), len(uv)), state[2]
         new = _step(state, seen, equations, huber_px, prior, prior_information, damping)
         new_cost = _total_cost(new, seen, huber_px, prior, prior_information)
         if new_cost < cost:
@@ -134,7 +139,7 @@ def adjust_window(
             converged = damping > _MOST_DAMPING
         if converged:
             break
-    return Adjusted(*state, equations.h)
+    return Adjusted(*state, equations.h, equations.g, calibration_vector(at))
 
 
 def _total_cost(

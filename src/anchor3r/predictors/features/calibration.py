@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from anchor3r.geometry import Array
+from anchor3r.predictors.features.bundle_adjustment import Adjusted
 from anchor3r.predictors.features.projection import CALIBRATION_SIZE, calibration_vector
 
 _HELD_SIGMA = 1e-9
@@ -110,23 +111,26 @@ class Calibration:
         carried = inverse @ information[1:, 0]
         return np.sqrt(np.append(variance, np.diag(inverse) + variance * carried**2))
 
-    def add(self, camera: Array, window_information: Array, new_part: float) -> None:
-        """Learns from a window whose adjustment, drawn to this belief, settled on `camera`.
+    def add(self, window: Adjusted, new_part: float) -> None:
+        """Learns from the adjustment of a window.
 
-        window_information (6f + 5, 6f + 5) is that of its free keyframes and the calibration, belief left
-        out. Windows overlap: only `new_part` of what one says was not in earlier ones.
+        What it says follows from its last linearisation, so that it need not have reached its minimum: a
+        change of scale along the window and one of the lens can hardly be told apart by it, and along that
+        direction it converges slowly. Windows overlap: only `new_part` of what one says was not in earlier
+        ones.
         """
-        c = CALIBRATION_SIZE
-        poses, cross = window_information[:-c, :-c], window_information[:-c, -c:]
+        c, information = CALIBRATION_SIZE, window.information
+        poses, cross = information[:-c, :-c], information[:-c, -c:]
         # Poses are only known up to scale: the tiny ridge keeps that direction solvable.
         ridge = _RIDGE * np.trace(poses) / len(poses) * np.eye(len(poses))
-        alone = window_information[-c:, -c:] - cross.T @ np.linalg.solve(poses + ridge, cross)
+        right = np.column_stack([cross, window.gradient[:-c]])
+        eliminated = cross.T @ np.linalg.solve(poses + ridge, right)
+        alone = information[-c:, -c:] - eliminated[:, :c]
         alone = 0.5 * (alone + alone.T)
         if np.linalg.eigvalsh(alone)[0] < 0:
             return
-        off = calibration_vector(camera) - self.mean
-        said = alone @ calibration_vector(camera) + self.information @ off
-        self.vector = self.vector + new_part * said
+        gradient = window.gradient[-c:] - eliminated[:, c]
+        self.vector = self.vector + new_part * (alone @ window.calibration - gradient)
         self.evidence = self.evidence + new_part * alone
 
     def _prior_information(self) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
-from anchor3r.predictors.features.bundle_adjustment import HELD, adjust_window
+from anchor3r.predictors.features.bundle_adjustment import HELD, Adjusted, adjust_window
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import calibration_vector, reprojection_errors, triangulate
 from anchor3r.predictors.features.tracking import TEMPLATE_RADIUS
@@ -141,11 +141,10 @@ class LocalMap:
 
     def adjust(
         self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
-    ) -> tuple[Array, Array]:
+    ) -> Adjusted:
         """Bundle adjustment of the newest keyframes, their mature points that others see too, and the camera.
 
         The camera is drawn to what is believed of it; without a belief it is held.
-        Returns the camera and the information (6f + 5, 6f + 5) of free keyframes and calibration.
         """
         num_free = min(num_free, len(self) - 1)
         free = np.arange(len(self)) >= len(self) - num_free
@@ -153,15 +152,15 @@ class LocalMap:
         chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))
         point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
         prior = (calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)
-        rotations, translations, camera, positions, information = adjust_window(
+        adjusted = adjust_window(
             self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
             point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
             prior[0], prior[1], iterations,
         )  # fmt: skip
-        self.poses = SE3(rotations, translations)
-        self.points.position[chosen] = positions
-        self.covariance = edges_to_newest(self.poses, information, num_free)
-        return camera, information
+        self.poses = SE3(adjusted.rotations, adjusted.translations)
+        self.points.position[chosen] = adjusted.points
+        self.covariance = edges_to_newest(self.poses, adjusted.information, num_free)
+        return adjusted
 
     def reject(self, camera: Array, max_error_px: float) -> None:
         """Removes observations that disagree with their point, and points left with fewer than two.

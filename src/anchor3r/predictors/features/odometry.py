@@ -215,14 +215,15 @@ class Odometry:
         if np.sum(m.points.mature & m.points.followed) < c.few_points * c.points:
             m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
         if not (belief.is_held or self.is_known):
-            self.camera, information = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
-            belief.add(self.camera, information, 1 / c.memory)
+            adjusted = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
+            self.camera = adjusted.camera
+            belief.add(adjusted, 1 / c.memory)
         else:
             if not belief.is_held and self.num_keyframes % c.calibration_interval == 0:
                 self._learn(belief)
             drawn_to = None if belief.is_held else belief
             self.camera = camera_from(belief.mean, self.camera)
-            self.camera, _ = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps)
+            self.camera = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps).camera
         self.num_keyframes += 1
         m.reject(self.camera, c.max_error_px)
         m.rebase()
@@ -232,8 +233,8 @@ class Odometry:
         """What the remembered keyframes say of a camera that is known, found with all of them free."""
         c, m = self.config, self.map
         before = m.poses, m.points.position.copy(), m.covariance
-        camera, information = m.adjust(self.camera, c.memory - 2, c.huber_px, belief, c.calibration_steps)
-        belief.add(camera, information, c.calibration_interval / c.memory)
+        adjusted = m.adjust(self.camera, c.memory - 2, c.huber_px, belief, c.calibration_steps)
+        belief.add(adjusted, c.calibration_interval / c.memory)
         m.poses, m.points.position, m.covariance = before
 
     def add_corners(self, index: int, grey: Image) -> None:

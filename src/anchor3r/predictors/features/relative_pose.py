@@ -238,7 +238,7 @@ def _adjusted(
         if len(chosen) < config.min_points:
             return None
         point_of, view_of = np.nonzero(~np.isnan(seen_at[:, chosen, 0]).T)
-        rotations, translations, _, position, _ = adjust_window(
+        rotations, translations, _, position, *_ = adjust_window(
             rotations, translations, camera, position[chosen], point_of, view_of,
             seen_at[view_of, chosen[point_of]], config.huber_px, free,
             calibration_vector(camera), HELD, _ADJUST_STEPS,
