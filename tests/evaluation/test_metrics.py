@@ -204,6 +204,27 @@ def test_cloud_errors_of_shifted_planes() -> None:
     assert missed.metrics()["f1_at_0.25"] == 0
 
 
+def test_a_cloud_is_registered_whatever_else_is_in_it() -> None:
+    rng = np.random.default_rng(0)
+    # Three walls of a room, which together leave no freedom.
+    true = 2 * rng.random((3, 8000, 3))
+    for axis, wall in enumerate(true):
+        wall[:, axis] = 0
+    true = true.reshape(-1, 3)
+    misplaced = Sim3(
+        rotation=so3_exp(np.radians([2, -1, 1.5])),
+        translation=np.array([0.05, -0.04, 0.03]),
+        scale=np.array(1.03),
+    )
+    estimated = np.concatenate([misplaced.apply(true[::2]), 5 + rng.random((3000, 3))])
+    found = metrics.registered_cloud(estimated, true, num_points=5000, rng=np.random.default_rng(1))
+    left_m = np.linalg.norm(found.apply(misplaced.apply(true)) - true, axis=-1)
+    assert left_m.max() < 0.02
+    far = metrics.registered_cloud(estimated + 50, true, num_points=5000, rng=np.random.default_rng(1))
+    assert far.scale == 1
+    assert not far.translation.any()
+
+
 def test_cloud_sampling_is_seeded() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(2, 3000, 3))

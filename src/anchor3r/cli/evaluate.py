@@ -87,7 +87,8 @@ def evaluate_map(
     Where the source is still at hand and has depth images, the geometry is compared as well: depth_… are of
     the predictor's point maps, dense_depth_… of the depths that anchor3r densify measured; accuracy,
     completeness, their sum and F1 are of the point maps, and with the prefix fused_ of the surface that
-    anchor3r fuse made.
+    anchor3r fuse made. All are placed by what aligned the camera centres; fused_registered_… are of the
+    surface after a similarity has fitted it to the true one, and moved_m tells by how much.
 
     Args:
         folder: Folder of the map.

@@ -57,8 +57,9 @@ def semi_global(
     over 1 + |grey difference| / edge_grey.
     """
     total = np.zeros(costs.shape, np.float32)
-    _along_rows(costs, guide, np.float32(small), np.float32(large), np.float32(edge_grey), total)
-    _along_columns(costs, guide, np.float32(small), np.float32(large), np.float32(edge_grey), total)
+    weights = np.float32(small), np.float32(large), np.float32(edge_grey)
+    _along_lines(costs, guide, *weights, total)
+    _along_lines(costs.swapaxes(0, 1), guide.T, *weights, total.swapaxes(0, 1))
     return total
 
 
@@ -195,39 +196,19 @@ def _keep_best(sums: Array, mean: Array, variance: Array, best: Array) -> None:
 
 
 @kernel
-def _along_rows(
+def _along_lines(
     costs: Array, guide: Array, small: Number, large: Number, edge_grey: Number, total: Array
 ) -> None:
-    height, width, _ = costs.shape
-    for y in range(height):
-        before = costs[y, 0].astype(np.float32)
-        total[y, 0] += before
-        for x in range(1, width):
-            jump = large / (1 + abs(guide[y, x] - guide[y, x - 1]) / edge_grey)
-            before = _advance(before, costs[y, x], small, jump, total[y, x])
-        before = costs[y, width - 1].astype(np.float32)
-        total[y, width - 1] += before
-        for x in range(width - 2, -1, -1):
-            jump = large / (1 + abs(guide[y, x] - guide[y, x + 1]) / edge_grey)
-            before = _advance(before, costs[y, x], small, jump, total[y, x])
-
-
-@kernel
-def _along_columns(
-    costs: Array, guide: Array, small: Number, large: Number, edge_grey: Number, total: Array
-) -> None:
-    height, width, _ = costs.shape
-    for x in range(width):
-        before = costs[0, x].astype(np.float32)
-        total[0, x] += before
-        for y in range(1, height):
-            jump = large / (1 + abs(guide[y, x] - guide[y - 1, x]) / edge_grey)
-            before = _advance(before, costs[y, x], small, jump, total[y, x])
-        before = costs[height - 1, x].astype(np.float32)
-        total[height - 1, x] += before
-        for y in range(height - 2, -1, -1):
-            jump = large / (1 + abs(guide[y, x] - guide[y + 1, x]) / edge_grey)
-            before = _advance(before, costs[y, x], small, jump, total[y, x])
+    """Paths along the second axis, from its start and from its end; transposed arrays give the other axis."""
+    lines, length, _ = costs.shape
+    for i in range(lines):
+        for start, step in ((0, 1), (length - 1, -1)):
+            before = costs[i, start].astype(np.float32)
+            total[i, start] += before
+            for k in range(1, length):
+                x = start + k * step
+                jump = large / (1 + abs(guide[i, x] - guide[i, x - step]) / edge_grey)
+                before = _advance(before, costs[i, x], small, jump, total[i, x])
 
 
 @kernel

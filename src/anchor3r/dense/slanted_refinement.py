@@ -11,6 +11,7 @@ Letters: s views, h × w pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,22 +81,41 @@ def plane_normals(
         return np.asarray(-away / np.linalg.norm(away, axis=-1, keepdims=True), np.float32)
 
 
+class _Stack(NamedTuple):
+    """What kernels look at: the reference with the moments of its windows, and the derotated sources."""
+
+    reference: Array
+    """(h, w), as the next two"""
+    mean: Array
+    variance: Array
+    images: Array
+    """(s, rows, columns)"""
+    motion: Array
+    """(s, 3)"""
+    offset_x: int
+    """Of the reference's first column in the sources,"""
+    offset_y: int
+    """and of its first row."""
+    centre: Array
+    """(2,)"""
+
+
 class SlantedWindows:
     """A reference and its sources at one size: how well planes show its pixels, and better planes."""
 
     def __init__(self, reference: NDArray[np.float32], sources: Derotated, camera: Pinhole) -> None:
         mean, variance = window_moments(reference)
         centre = np.array([camera.cx, camera.cy], np.float32)
-        self._frame = (
-            reference, mean, variance, sources.images, sources.motion, *sources.offset, centre,
-        )  # fmt: skip
+        self._stack = _Stack(
+            reference, mean, variance, sources.images, sources.motion, *sources.offset, centre
+        )
         self.shape: tuple[int, int] = reference.shape
 
     def choose(self, planes: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
         """The best views of every pixel's plane (3, h, w), (h, w, best), and the likeness there."""
         score = np.full(self.shape, -1, np.float32)
         views = np.full((*self.shape, BEST_VIEWS), -1, np.int8)
-        _choose_views(*self._frame, planes, np.empty((0, 3), np.float32), views, score)
+        _choose_views(self._stack, planes, np.empty((0, 3), np.float32), views, score)
         return views, score
 
     def try_planes(
@@ -106,21 +126,21 @@ class SlantedWindows:
         score: NDArray[np.float32],
     ) -> None:
         """Lets pixels take one of the planes a x + b y + c, (k, 3), that shows them clearly better."""
-        _choose_views(*self._frame, planes, others, views, score)
+        _choose_views(self._stack, planes, others, views, score)
 
     def propagate(
         self, planes: NDArray[np.float32], views: NDArray[np.int8], score: NDArray[np.float32]
     ) -> None:
         """Lets pixels take over the planes of their neighbours, in reading order and back."""
-        _propagate(*self._frame, views, False, planes, score)
-        _propagate(*self._frame, views, True, planes, score)
+        _propagate(self._stack, views, False, planes, score)
+        _propagate(self._stack, views, True, planes, score)
 
     def sharpen(
         self, planes: NDArray[np.float32], views: NDArray[np.int8]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Moves every plane to where it shows its pixel best; the likeness before that, and its curvature."""
         score, curvature = np.full(self.shape, -1, np.float32), np.zeros(self.shape, np.float32)
-        _sharpen(*self._frame, views, planes, score, curvature)
+        _sharpen(self._stack, views, planes, score, curvature)
         return score, curvature
 
 
@@ -239,11 +259,8 @@ def _fit_slopes(
 
 @kernel
 def _placed(
-    image: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
+    s: int,
     x: int,
     y: int,
     d: Number,
@@ -255,6 +272,7 @@ def _placed(
     Position of the middle, derivatives of u and v by x and y, which hold for the whole window, and of the
     middle by d.
     """
+    motion, centre = stack.motion[s], stack.centre
     scale = max(np.float32(1.0) + motion[2] * d, np.float32(LEAST_ZOOM))
     inverse = np.float32(1.0) / scale
     from_x, from_y = np.float32(x) - centre[0], np.float32(y) - centre[1]
@@ -262,11 +280,11 @@ def _placed(
     by_d_x, by_d_y = (motion[0] - at_x * motion[2]) * inverse, (motion[1] - at_y * motion[2]) * inverse
     xx, xy = inverse + by_d_x * a, by_d_x * b
     yx, yy = by_d_y * a, inverse + by_d_y * b
-    at_x += centre[0] + np.float32(offset_x)
-    at_y += centre[1] + np.float32(offset_y)
+    at_x += centre[0] + np.float32(stack.offset_x)
+    at_y += centre[1] + np.float32(stack.offset_y)
     radius = np.float32(RADIUS)
     reach_x, reach_y = radius * (abs(xx) + abs(xy)), radius * (abs(yx) + abs(yy))
-    rows, columns = image.shape
+    _, rows, columns = stack.images.shape
     inside = (
         scale > LEAST_ZOOM
         and reach_x < at_x < np.float32(columns - 1) - reach_x
@@ -278,14 +296,8 @@ def _placed(
 
 @kernel
 def _correlation(
-    reference: Array,
-    mean: Number,
-    variance: Number,
-    image: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
+    s: int,
     x: int,
     y: int,
     d: Number,
@@ -293,11 +305,10 @@ def _correlation(
     b: Number,
 ) -> Number:
     """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
-    inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(
-        image, motion, offset_x, offset_y, centre, x, y, d, a, b
-    )
+    inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(stack, s, x, y, d, a, b)
     if not inside:
         return np.float32(-2.0)
+    reference, image = stack.reference, stack.images[s]
     first = square = product = np.float32(0.0)
     for v in range(-RADIUS, RADIUS + 1):
         for u in range(-RADIUS, RADIUS + 1):
@@ -314,20 +325,14 @@ def _correlation(
     share = np.float32(1.0 / (_WINDOW * _WINDOW))
     first *= share
     own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
-    score = (product * share - first * mean) / np.sqrt(own * (variance + np.float32(NOISE_VARIANCE)))
+    expected = stack.variance[y, x] + np.float32(NOISE_VARIANCE)
+    score = (product * share - first * stack.mean[y, x]) / np.sqrt(own * expected)
     return score if score > -1.5 else np.float32(-2.0)
 
 
 @kernel
 def _choose_views(
-    reference: Array,
-    mean: Array,
-    variance: Array,
-    images: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
     planes: Array,
     others: Array,
     views: Array,
@@ -337,7 +342,7 @@ def _choose_views(
 
     A pixel that has views already is not measured again.
     """
-    height, width = reference.shape
+    height, width = stack.reference.shape
     best = np.empty(BEST_VIEWS, np.float32)
     which = np.empty(BEST_VIEWS, np.int8)
     for y in range(RADIUS, height - RADIUS):
@@ -353,11 +358,8 @@ def _choose_views(
                         continue
                 best[:] = -2.0
                 which[:] = -1
-                for s in range(len(images)):
-                    found = _correlation(
-                        reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y,
-                        centre, x, y, d, a, b,
-                    )  # fmt: skip
+                for s in range(len(stack.images)):
+                    found = _correlation(stack, s, x, y, d, a, b)
                     view = np.int8(s)
                     for j in range(BEST_VIEWS):
                         if found > best[j]:
@@ -380,14 +382,7 @@ def _choose_views(
 
 @kernel
 def _mean_correlation(
-    reference: Array,
-    mean: Number,
-    variance: Number,
-    images: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
     views: Array,
     x: int,
     y: int,
@@ -401,9 +396,7 @@ def _mean_correlation(
         s = views[k]
         if s < 0:
             continue
-        found = _correlation(
-            reference, mean, variance, images[s], motion[s], offset_x, offset_y, centre, x, y, d, a, b
-        )
+        found = _correlation(stack, s, x, y, d, a, b)
         if found > -1.5:
             total += found
             count += 1
@@ -411,8 +404,9 @@ def _mean_correlation(
 
 
 @kernel
-def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, d: Number) -> Number:
+def _largest_motion(stack: _Stack, views: Array, x: int, y: int, d: Number) -> Number:
     """Of a pixel in its views, per inverse depth."""
+    motion, centre = stack.motion, stack.centre
     largest = np.float32(0.0)
     for k in range(BEST_VIEWS):
         s = views[k]
@@ -429,21 +423,14 @@ def _largest_motion(motion: Array, views: Array, centre: Array, x: int, y: int, 
 
 @kernel
 def _propagate(
-    reference: Array,
-    mean: Array,
-    variance: Array,
-    images: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
     views: Array,
     backwards: bool,
     planes: Array,
     score: Array,
 ) -> None:
     """Each pixel takes the plane of the neighbours before it where that shows it better, in reading order."""
-    height, width = reference.shape
+    height, width = stack.reference.shape
     sign = 1 if backwards else -1
     for row in range(RADIUS, height - RADIUS):
         y = height - 1 - row if backwards else row
@@ -451,7 +438,7 @@ def _propagate(
             x = width - 1 - column if backwards else column
             if views[y, x, 0] < 0:
                 continue
-            largest = _largest_motion(motion, views[y, x], centre, x, y, planes[0, y, x])
+            largest = _largest_motion(stack, views[y, x], x, y, planes[0, y, x])
             for way in range(2):
                 nx, ny = (x + sign, y) if way == 0 else (x, y + sign)
                 if not (RADIUS <= nx < width - RADIUS and RADIUS <= ny < height - RADIUS):
@@ -460,10 +447,7 @@ def _propagate(
                 d = planes[0, ny, nx] + a * np.float32(x - nx) + b * np.float32(y - ny)
                 if abs(d - planes[0, y, x]) * largest < np.float32(_SAME_PX) or d <= 0:
                     continue
-                found = _mean_correlation(
-                    reference, mean[y, x], variance[y, x], images, motion, offset_x, offset_y, centre,
-                    views[y, x], x, y, d, a, b,
-                )  # fmt: skip
+                found = _mean_correlation(stack, views[y, x], x, y, d, a, b)
                 if found > score[y, x]:
                     score[y, x] = found
                     planes[0, y, x], planes[1, y, x], planes[2, y, x] = d, a, b
@@ -471,14 +455,8 @@ def _propagate(
 
 @kernel
 def _alignment(
-    reference: Array,
-    mean: Number,
-    variance: Number,
-    image: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
+    s: int,
     x: int,
     y: int,
     d: Number,
@@ -487,11 +465,10 @@ def _alignment(
 ) -> tuple[Number, Number, Number]:
     """As `_correlation`, with gradient and curvature of a Gauss–Newton step in d of the windows."""
     nothing = (np.float32(-2.0), np.float32(0.0), np.float32(0.0))
-    inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(
-        image, motion, offset_x, offset_y, centre, x, y, d, a, b
-    )
+    inside, at_x, at_y, xx, xy, yx, yy, by_d_x, by_d_y = _placed(stack, s, x, y, d, a, b)
     if not inside:
         return nothing
+    reference, image, mean = stack.reference, stack.images[s], stack.mean[y, x]
     first = square = product = np.float32(0.0)
     change = change_square = change_value = change_product = np.float32(0.0)
     for v in range(-RADIUS, RADIUS + 1):
@@ -517,7 +494,7 @@ def _alignment(
     share = np.float32(1.0 / (_WINDOW * _WINDOW))
     first, change = first * share, change * share
     own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
-    variance += np.float32(NOISE_VARIANCE)
+    variance = stack.variance[y, x] + np.float32(NOISE_VARIANCE)
     score = (product * share - first * mean) / np.sqrt(own * variance)
     if not score > -1.5:
         return nothing
@@ -530,21 +507,14 @@ def _alignment(
 
 @kernel
 def _sharpen(
-    reference: Array,
-    mean: Array,
-    variance: Array,
-    images: Array,
-    motion: Array,
-    offset_x: int,
-    offset_y: int,
-    centre: Array,
+    stack: _Stack,
     views: Array,
     planes: Array,
     score: Array,
     curvature: Array,
 ) -> None:
     """One Gauss–Newton step in the depth of each pixel's plane, over its views together."""
-    height, width = reference.shape
+    height, width = stack.reference.shape
     for y in range(RADIUS, height - RADIUS):
         for x in range(RADIUS, width - RADIUS):
             if views[y, x, 0] < 0:
@@ -556,10 +526,7 @@ def _sharpen(
                 s = views[y, x, k]
                 if s < 0:
                     continue
-                found, along, around = _alignment(
-                    reference, mean[y, x], variance[y, x], images[s], motion[s], offset_x, offset_y, centre,
-                    x, y, d, planes[1, y, x], planes[2, y, x],
-                )  # fmt: skip
+                found, along, around = _alignment(stack, s, x, y, d, planes[1, y, x], planes[2, y, x])
                 if found > -1.5:
                     total += found
                     slope += along
@@ -569,7 +536,7 @@ def _sharpen(
             curvature[y, x] = bend
             if bend <= 0:
                 continue
-            largest = np.float32(_LONGEST_STEP_PX) / _largest_motion(motion, views[y, x], centre, x, y, d)
+            largest = np.float32(_LONGEST_STEP_PX) / _largest_motion(stack, views[y, x], x, y, d)
             step = min(max(slope / bend, -largest), largest)
             if d + step > 0:
                 planes[0, y, x] = d + step

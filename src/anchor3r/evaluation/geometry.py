@@ -28,7 +28,10 @@ _EDGE_RATIO = 1.5
 DENSE_PREFIX = "dense_"
 """Of the metrics of the measured depths of keyframes."""
 FUSED_PREFIX = "fused_"
-"""Of the metrics of the fused surface."""
+"""Of the metrics of the fused surface, placed by the trajectory."""
+REGISTERED_PREFIX = "fused_registered_"
+"""Of those of the same surface after a similarity has fitted it to the true one."""
+_REGISTRATION_POINTS = 10_000
 
 
 def geometry_metrics(
@@ -63,6 +66,7 @@ def geometry_metrics(
         points = true_from_estimated.apply(fused.mesh.points().astype(np.float64))
         found = _cloud_metrics(points, true, cloud)
         named |= {f"{FUSED_PREFIX}{name}": value for name, value in found.items()}
+        named |= _registered_metrics(points, true, cloud)
     return named
 
 
@@ -74,6 +78,23 @@ def _cloud_metrics(estimated: Array, true: Array, protocol: CloudProtocol) -> di
         estimated, true, thresholds_m=protocol.f1_thresholds_m, num_points=protocol.num_points,
         rng=np.random.default_rng(protocol.seed),
     ).metrics()  # fmt: skip
+
+
+def _registered_metrics(placed: Array, true: Array, protocol: CloudProtocol) -> dict[str, float]:
+    """Those of a placed surface (n, 3) after its registration, and how far that moved it on average.
+
+    Camera centres that lie almost on a line say little about the rotation around it, which a room some
+    metres away magnifies: this tells the error of the placement from that of the surface.
+    """
+    if not len(placed) or not len(true):
+        return {}
+    registered_from_placed = metrics.registered_cloud(
+        placed, true, num_points=_REGISTRATION_POINTS, rng=np.random.default_rng(protocol.seed)
+    )
+    registered = registered_from_placed.apply(placed)
+    found = _cloud_metrics(registered, true, protocol)
+    found["moved_m"] = float(np.linalg.norm(registered - placed, axis=-1).mean())
+    return {f"{REGISTERED_PREFIX}{name}": value for name, value in found.items()}
 
 
 def _map_points(

@@ -25,6 +25,10 @@ MIN_STEP_M = 1e-6
 """Below this true displacement the direction of a motion means nothing."""
 MIN_STREAM = 100
 """Frames below which tenths of a stream are too short to compare."""
+REGISTRATION_REACH_M, REGISTRATION_END_M, REGISTRATION_STEPS = 0.25, 0.05, 25
+"""Of the registration of clouds: the thresholds that F1 is given at, and how many steps lie between them."""
+MIN_REGISTERED_POINTS = 100
+"""Pairs below which a registration of clouds means nothing."""
 _EXACT = 1e-30  # variance that counts as none
 
 
@@ -343,6 +347,29 @@ def cloud_errors(
             for threshold_m in thresholds_m
         },
     )
+
+
+def registered_cloud(
+    estimated_points: Array, true_points: Array, *, num_points: int, rng: np.random.Generator
+) -> Sim3:
+    """The similarity registered_from_estimated that fits a cloud (n, 3) to the true one (m, 3) near it.
+
+    Iterative closest points on `num_points` random points of the estimate, among which pairs farther apart
+    than a limit do not count; the limit begins at `REGISTRATION_REACH_M` and ends at `REGISTRATION_END_M`.
+    The identity where too few points are that near.
+    """
+    from scipy.spatial import KDTree
+
+    chosen = rng.permutation(len(estimated_points))[:num_points]
+    points, tree = estimated_points[chosen], KDTree(true_points)
+    found = Sim3.identity()
+    for limit_m in np.geomspace(REGISTRATION_REACH_M, REGISTRATION_END_M, REGISTRATION_STEPS):
+        distance_m, nearest = tree.query(found.apply(points), distance_upper_bound=limit_m)
+        near = np.isfinite(distance_m)
+        if near.sum() < MIN_REGISTERED_POINTS:
+            return Sim3.identity()
+        found = umeyama(points[near], true_points[nearest[near]])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
