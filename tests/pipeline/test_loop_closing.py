@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import umeyama
 from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
@@ -103,7 +102,7 @@ def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) ->
     assert error_m(out, "online") < 0.7 * error_m(out, "odometry")
     corrected = [update.frame for update in updates if update.corrections is not None]
     assert corrected
-    assert ROUND < corrected[0] < ROUND + 60  # the second round has just begun
+    assert ROUND - 20 <= corrected[0] <= ROUND + 40  # as the start comes into view again
     with load_map(out) as scene_map:
         assert any(loop.accepted for loop in scene_map.loops())
         held = scene_map.trajectory()
