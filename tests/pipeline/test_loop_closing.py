@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +14,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import umeyama
+from anchor3r.loops.reinsertion import Reinsertion
 from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, Update
+from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
@@ -60,7 +65,7 @@ def stream(
     make = MapWriter.resume if resume else MapWriter.create
     with make(out, config=StoreConfig(snapshot_frames=23)) as store:
         config = LoopClosingConfig()
-        search, _ = store.begin_search({"online": True})
+        search, _ = store.begin_search({"online": asdict(config)})
         closer = LoopCloser(out, lambda: GroundTruthPredictor(NOISE), search, config)
         mapper = Mapper(predictor, store, closer=closer)
         try:
@@ -109,6 +114,28 @@ def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) ->
         last = next(update for update in reversed(updates) if update.corrections is not None)
         assert last.corrections is not None
         assert_allclose(last.corrections.apply(scene_map.odometry()).center, held.center)
+
+
+def test_refine_measures_no_event_twice(
+    looped: tuple[Path, list[Update]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "map"
+    shutil.copytree(looped[0], out)
+    with load_map(out) as scene_map:
+        online = {(loop.query, loop.match) for loop in scene_map.loops()}
+    measured: list[tuple[int, int]] = []
+    measure = Reinsertion.measure
+
+    def counted(self: Reinsertion, event: int, query: int, match: int, similarity: float) -> Any:
+        measured.append((query, match))
+        return measure(self, event, query, match, similarity)
+
+    monkeypatch.setattr(Reinsertion, "measure", counted)
+    refine_map(out, predictor=lambda: GroundTruthPredictor(NOISE))
+    with load_map(out) as scene_map:
+        offline = {(loop.query, loop.match) for loop in scene_map.loops("offline")}
+    assert online & offline
+    assert set(measured) == offline - online
 
 
 def test_poses_as_first_told_can_be_had(looped: tuple[Path, list[Update]]) -> None:

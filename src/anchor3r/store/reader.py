@@ -412,6 +412,10 @@ class Map:
             return name, searches[name]
         return name, self._all("SELECT max(search) FROM loops")[0][0]
 
+    def searches(self) -> list[int]:
+        """Numbers of the searches for loops."""
+        return [row[0] for row in self._all("SELECT search FROM searches ORDER BY search")]
+
     @_decoding
     def search_identity(self, search: int) -> dict[str, Any]:
         """What a search for loops depended on (JSON)."""
