@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import umeyama
 from anchor3r.loops.reinsertion import Reinsertion
@@ -179,6 +180,22 @@ def test_lost_camera_is_found_again(tmp_path: Path) -> None:
     true_center = truth.center[np.searchsorted(truth.frames, found.frames)]
     aligned = umeyama(found.center, true_center).apply(found.center)
     assert np.sqrt(((aligned - true_center) ** 2).sum(1).mean()) < 1.0
+
+
+def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
+    world = "world:201?motion=grid&frames=420&width=64&height=48"
+    options = ["--predictor", "ground-truth:0.3,0.03", "--loops", "online", "--out"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    cli.main(["map", world, *options, str(whole)])
+    cli.main(["map", world, "--stop", "397", *options, str(parts)])
+    cli.main(["map", world, "--resume", *options, str(parts)])
+    assert content(parts) == content(whole)
+    with load_map(whole) as scene_map:
+        accepted = [loop for loop in scene_map.loops() if loop.accepted]
+        assert accepted
+        assert np.abs(scene_map.trajectory().center - scene_map.odometry().center).max() > 0
+    with pytest.raises(SystemExit):  # loops are part of what the map is made from
+        cli.main(["map", world, "--resume", *options[:2], "--loops", "off", "--out", str(whole)])
 
 
 def test_loops_online_need_kept_images() -> None:

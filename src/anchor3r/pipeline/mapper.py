@@ -177,6 +177,7 @@ class Mapper:
         if source.live:
             self._state.last = self.store.last_pose()
             self._state.num_components = 0 if self._state.last is None else self._state.last.component + 1
+            self._rebuild_closer(self.store.last_frame)
             return self.store.last_frame + 1
         if source.seekable:
             self.store.insist_on_same(source.read(self.store.last_frame))
@@ -186,11 +187,14 @@ class Mapper:
         frame, state = snapshot
         with decoding(f"{self.store.folder}: the state from which the map is resumed", "make the map again"):
             self.restore(state)
-        if self._closer is not None:
-            self.store.commit()
+        self._rebuild_closer(frame)
+        return frame + 1
+
+    def _rebuild_closer(self, frame: int) -> None:
+        """Has loops go on being closed from where that stood after a frame."""
+        if self.store is not None and self._closer is not None:
             with load_map(self.store.folder) as scene_map:
                 self._correction = self._closer.rebuild(scene_map, frame)
-        return frame + 1
 
     def _locate(self, prediction: WindowPrediction) -> Update:
         """The frame's pose from the votes of its members, and theirs from it where they have none yet."""

@@ -173,8 +173,7 @@ class MappingRun:
                 f"loops cannot be closed online with {predictor.name}, which was built by hand"
             )
         made_from = identity_of(source, predictor, config) | dict(identity or {})
-        if closing is not None:
-            made_from["loops"] = asdict(closing)
+        made_from["loops"] = None if closing is None else asdict(closing)
         store_config = StoreConfig(keep_images=settings.keep_images)
         self.store = (
             MapWriter.resume(out, made_from, config=store_config)

@@ -72,8 +72,8 @@ def close_online(
     """
     assert odometry.component is not None
     poses, frames, check = odometry.camera_from_world, odometry.frames, config.verification
-    windows = _in_scale_of(odometry, _joined(windows))
-    noise = window_noise(windows, topology_of(windows, frames), poses, is_free=is_free)
+    sample = _in_scale_of(odometry, _joined(windows))
+    noise = window_noise(sample, topology_of(sample, frames), poses, is_free=is_free)
     groups = [edges for event in events for edges in event]
     event_of = np.repeat(np.arange(len(events)), [len(event) for event in events])
     loops = _in_scale_of(odometry, _joined(groups))
