@@ -69,13 +69,22 @@ class Reinsertion:
     """Measures loop events of one map."""
 
     def __init__(
-        self, scene_map: Map, predictor: Predictor, read_frame: FrameReader, config: ReinsertionConfig
+        self,
+        scene_map: Map,
+        predictor: Predictor,
+        read_frame: FrameReader,
+        config: ReinsertionConfig,
+        *,
+        online: Trajectory | None = None,
+        members: NDArray[np.int64] | None = None,
     ) -> None:
+        """online, members: the map's poses and the frames that windows look back to, if they are at hand."""
         self._map, self._predictor, self._read_frame, self._config = scene_map, predictor, read_frame, config
-        self._online = scene_map.trajectory()
+        self._online = scene_map.trajectory() if online is None else online
         # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
         # Only these are related to each other by several windows, so that a loop can tell their scale.
-        self._known = self._online.select(np.isin(self._online.frames, scene_map.graph().edges.frame_i))
+        members = scene_map.graph().edges.frame_i if members is None else members
+        self._known = self._online.select(np.isin(self._online.frames, members))
 
     def measure(self, event: int, query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
         """One event: the edges of its directions, and the verdict as far as it goes without the graph."""

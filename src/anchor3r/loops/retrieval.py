@@ -93,12 +93,18 @@ class PlaceMatches:
         return len(self.query)
 
 
-def retrieve(keyframes: Keyframes, config: RetrievalConfig = _DEFAULT) -> PlaceMatches:
-    """For every keyframe up to `top_k` earlier ones of places that were left in between."""
+def retrieve(
+    keyframes: Keyframes, config: RetrievalConfig = _DEFAULT, *, first: int = 0, sample: int | None = None
+) -> PlaceMatches:
+    """For every keyframe up to `top_k` earlier ones of places that were left in between.
+
+    first: row from which on keyframes are looked for; those before it are only looked among.
+    sample: keyframes, evenly chosen, whose statistics descriptors are whitened with; all if not given.
+    """
     frames = keyframes.frames
-    descriptor = whitened(keyframes.descriptor, config.dimensions, config.noise_share)
+    descriptor = whitened(keyframes.descriptor, config.dimensions, config.noise_share, sample)
     found: list[tuple[Int, Int, Float]] = []
-    for rows, candidate in _candidates(keyframes, config):
+    for rows, candidate in _candidates(keyframes, config, first):
         score = np.where(candidate, _similarity(descriptor, rows, config.run), -np.inf)
         for _ in range(config.top_k):
             best = score.argmax(1)
@@ -114,13 +120,19 @@ def retrieve(keyframes: Keyframes, config: RetrievalConfig = _DEFAULT) -> PlaceM
 
 
 def whitened(
-    descriptors: NDArray[np.float32], dimensions: int, noise_share: float = RetrievalConfig.noise_share
+    descriptors: NDArray[np.float32],
+    dimensions: int,
+    noise_share: float = RetrievalConfig.noise_share,
+    sample: int | None = None,
 ) -> Float:
     """(n, d) -> (n, p) vectors of length 1 whose coordinates have equal variance over the map.
 
     p is at most n / 4: with more, n descriptors would all become equally unlike.
+    sample: descriptors, evenly chosen, that tell the variance; all if not given.
     """
     values = descriptors.astype(np.float64)
+    if sample is not None and sample < len(values):
+        return _whitened_by(values, values[:: -(-len(values) // sample)], dimensions, noise_share)
     values -= values.mean(0) if len(values) else 0.0
     n, d = values.shape
     p = max(1, min(dimensions, d, n // 4))
@@ -128,7 +140,19 @@ def whitened(
     left, singular = left[:, :p], singular[:p]
     # Directions that hardly vary are noise: they are not blown up to the others' size.
     kept = left * (singular / (singular + noise_share * singular[:1] + 1e-12))
-    return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+    return _unit(kept)
+
+
+def _whitened_by(values: Float, sample: Float, dimensions: int, noise_share: float) -> Float:
+    """The same with the statistics of a sample (m, d)."""
+    mean, p = sample.mean(0), max(1, min(dimensions, sample.shape[1], len(sample) // 4))
+    _, singular, right = np.linalg.svd(sample - mean, full_matrices=False)
+    kept = (values - mean) @ right[:p].T / (singular[:p] + noise_share * singular[:1] + 1e-12)
+    return _unit(kept)
+
+
+def _unit(values: Float) -> Float:
+    return values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 def _similarity(descriptor: Float, rows: Int, run: int) -> Float:
@@ -144,12 +168,14 @@ def _similarity(descriptor: Float, rows: Int, run: int) -> Float:
     return total / np.maximum(count, 1)
 
 
-def _candidates(keyframes: Keyframes, config: RetrievalConfig) -> Iterator[tuple[Int, NDArray[np.bool_]]]:
+def _candidates(
+    keyframes: Keyframes, config: RetrievalConfig, first: int = 0
+) -> Iterator[tuple[Int, NDArray[np.bool_]]]:
     """Blocks of queries (b,), and which keyframes (b, n) are earlier visits with an absence in between."""
     frames, poses, component = keyframes.frames, keyframes.camera_from_world, keyframes.component
     center, forward = np.asarray(poses.center(), np.float64), poses.rotation[:, 2]
     reach = _reach(frames, center, component, config.away_frames)
-    for start in range(0, len(frames), _BLOCK):
+    for start in range(first, len(frames), _BLOCK):
         rows = np.arange(start, min(start + _BLOCK, len(frames)))
         seen = np.arange(rows[-1] + 1)
         away = component[rows, None] != component[seen]

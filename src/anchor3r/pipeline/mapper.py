@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3
 from anchor3r.io.inputs import decoding
+from anchor3r.pipeline.loop_closing import LoopCloser
+from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import Source
-from anchor3r.store import MapWriter
+from anchor3r.store import MapWriter, load_map
 from anchor3r.trajectory import FramePose
 
 
@@ -53,6 +55,9 @@ class Update:
     """Poses of earlier frames that had none until this window."""
     edges: Edges
     """The window as edges of the motion graph, in the window's own scale; its group is the frame's index."""
+    corrections: OnlineCorrection | None = None
+    """Set where loops were closed: all poses told before have moved. `corrections.apply` to the odometry
+    (`Map.odometry`) gives them anew, which is what `Map.trajectory` does."""
 
     @property
     def frame(self) -> int:
@@ -99,9 +104,17 @@ class Mapper:
     """Maps a stream frame by frame, over any predictor, with or without a store."""
 
     def __init__(
-        self, predictor: Predictor, store: MapWriter | None = None, config: MapperConfig | None = None
+        self,
+        predictor: Predictor,
+        store: MapWriter | None = None,
+        config: MapperConfig | None = None,
+        *,
+        closer: LoopCloser | None = None,
     ) -> None:
+        """closer: closes loops beside the stream, in the map that the store writes."""
         self.predictor, self.store, self.config = predictor, store, config or MapperConfig()
+        self._closer = closer
+        self._correction: OnlineCorrection | None = None
         # Twice the window: looking up one member must never push out another.
         self._capacity = max(self.config.remembered_poses, 2 * predictor.window)
         self._state = _State()
@@ -110,12 +123,30 @@ class Mapper:
         """Takes the next frame of the stream."""
         prediction = _finite(self.predictor.step(frame))
         update = self._locate(prediction)
+        closing = None if self._closer is None else self._closer.due()
         if self.store is not None:
             own = () if update.pose is None else (update.pose,)
-            self.store.record(frame, prediction, update.edges, (*own, *update.late_poses))
+            poses = (*own, *update.late_poses)
+            self.store.record(frame, prediction, update.edges, poses, closing)
+            if self._closer is not None and self._closer.observe(poses, update.edges, prediction.descriptor):
+                self.store.commit()
+                self._closer.start()
             if self.store.snapshot_due:
                 self.store.save_snapshot(self.snapshot())
-        return update
+        return self._corrected(update, None if closing is None else closing.correction)
+
+    def _corrected(self, update: Update, correction: OnlineCorrection | None) -> Update:
+        """The update as it is told: in the world of the loops that are closed, where odometry has its own."""
+        self._correction = correction or self._correction
+        if self._correction is None:
+            return update
+        move = self._correction.apply_to_newest
+        return replace(
+            update,
+            pose=None if update.pose is None else move(update.pose),
+            late_poses=tuple(move(pose) for pose in update.late_poses),
+            corrections=correction,
+        )
 
     def run(self, source: Source) -> Iterator[Update]:
         """Maps a source from where the store ends; yields an update a frame, also of those it replays."""
@@ -146,6 +177,7 @@ class Mapper:
         if source.live:
             self._state.last = self.store.last_pose()
             self._state.num_components = 0 if self._state.last is None else self._state.last.component + 1
+            self._rebuild_closer(self.store.last_frame)
             return self.store.last_frame + 1
         if source.seekable:
             self.store.insist_on_same(source.read(self.store.last_frame))
@@ -155,7 +187,14 @@ class Mapper:
         frame, state = snapshot
         with decoding(f"{self.store.folder}: the state from which the map is resumed", "make the map again"):
             self.restore(state)
+        self._rebuild_closer(frame)
         return frame + 1
+
+    def _rebuild_closer(self, frame: int) -> None:
+        """Has loops go on being closed from where that stood after a frame."""
+        if self.store is not None and self._closer is not None:
+            with load_map(self.store.folder) as scene_map:
+                self._correction = self._closer.rebuild(scene_map, frame)
 
     def _locate(self, prediction: WindowPrediction) -> Update:
         """The frame's pose from the votes of its members, and theirs from it where they have none yet."""

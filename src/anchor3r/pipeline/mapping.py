@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.pipeline.shortfall import REMEDIES, Gap, gaps_of
@@ -166,7 +167,13 @@ class MappingRun:
         if predictor.is_ground_truth:
             _insist_on_ground_truth(source)
         config = MapperConfig(online=OnlineConfig(seed=settings.seed))
+        closing = LoopClosingConfig() if settings.loops == "online" else None
+        if closing is not None and predictor.loaded_as is None:
+            raise Anchor3RError(
+                f"loops cannot be closed online with {predictor.name}, which was built by hand"
+            )
         made_from = identity_of(source, predictor, config) | dict(identity or {})
+        made_from["loops"] = None if closing is None else asdict(closing)
         store_config = StoreConfig(keep_images=settings.keep_images)
         self.store = (
             MapWriter.resume(out, made_from, config=store_config)
@@ -186,8 +193,21 @@ class MappingRun:
             versions={name: metadata.version(name) for name in ("anchor3r", "numpy", "torch")},
             loaded_as=predictor.loaded_as,
         )
-        self._mapper = Mapper(predictor, self.store, config)
+        self._closer = None if closing is None else self._make_closer(closing, settings)
+        self._mapper = Mapper(predictor, self.store, config, closer=self._closer)
         self._started = self._ended = time.monotonic()
+
+    def _make_closer(self, config: LoopClosingConfig, settings: MapSettings) -> LoopCloser:
+        loaded_as = self._predictor.loaded_as
+        assert loaded_as is not None
+        search, _ = self.store.begin_search({"online": asdict(config)})
+        return LoopCloser(
+            self.store.folder,
+            lambda: load_predictor(**loaded_as, device=settings.device),
+            search,
+            config,
+            self._predictor.estimated_camera,
+        )
 
     def __enter__(self) -> Self:
         threads = chosen_threads(self._threads, gains=self._predictor.gains_from_threads)
@@ -198,6 +218,8 @@ class MappingRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._limits:
+            if self._closer is not None:
+                self._closer.close()
             if error is not None and self.store.last_frame < 0:
                 self.store.discard()  # an empty map would only be in the way of the next attempt
             else:

@@ -25,6 +25,7 @@ from anchor3r.loops.table import write_loops_csv
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
+from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source
@@ -243,7 +244,7 @@ class _LoopSearch:
             matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
         reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
-        frames = self._online.frames
+        frames, known = self._online.frames, self._measured_online()
         threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
         with self._clock.stage("loops"), limited_threads(threads):
             for k in range(len(matches)):
@@ -251,10 +252,27 @@ class _LoopSearch:
                 query, match = int(frames[matches.query[k]]), int(frames[matches.match[k]])
                 if (query, match) in done:
                     continue
-                event = self._writer.next_event()
-                found = reinsertion.measure(event, query, match, float(matches.similarity[k]))
-                self._writer.add_loop(*found, search)
+                event, similarity = self._writer.next_event(), float(matches.similarity[k])
+                if (query, match) in known:
+                    loop, groups = known[query, match]
+                    figures = {**loop.figures, "similarity": similarity}
+                    self._writer.add_loop(replace(loop, event=event, figures=figures), groups, search)
+                    continue
+                self._writer.add_loop(*reinsertion.measure(event, query, match, similarity), search)
             self._progress("loops", len(matches), len(matches))
+
+    def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
+        """Events by query and match that were measured in the same way as the map was made."""
+        measured: dict[tuple[int, int], tuple[Loop, list[Edges]]] = {}
+        for number in self._map.searches() if self._predictor is None else ():
+            about = self._map.search_identity(number).get("online")
+            if about is None or about["reinsertion"] != asdict(self._reinsertion):
+                continue
+            for loop, groups in self._map.measured_loops(number):
+                if not loop.state.is_left_out:  # what the graph said is said anew
+                    loop = replace(loop, state=LoopState.PENDING)
+                measured[loop.query, loop.match] = loop, groups
+        return measured
 
     def _keyframes(self) -> Keyframes:
         """Every so many frames that have a pose; named by their rows, as indices may have gaps or strides."""

@@ -21,6 +21,7 @@ _MOST_PLACES = 1_000
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 Depths = Literal["measured", "predicted"]
+OnlineLoops = Literal["online", "off"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,9 @@ class MapSettings:
     another video of the same camera and size."""
     keep_images: bool = True
     """Keep a small JPEG of every frame, for loop closure and viewing."""
+    loops: OnlineLoops = "off"
+    """online closes loops while the source streams, on a second thread: poses told before are corrected, and
+    parts that were lost are joined again where a place is recognised. It needs the kept images."""
     seed: int = 0
     """Seed of every random choice."""
     threads: int | None = None
@@ -56,6 +60,8 @@ class MapSettings:
         _insist_on_ranges(self, window=LIMITS.window, every=LIMITS.window, threads=LIMITS.threads)
         if not 0 <= self.seed <= LIMITS.seed:
             raise Anchor3RError(f"--seed must lie in 0 … {LIMITS.seed}, not {self.seed}")
+        if self.loops == "online" and not self.keep_images:
+            raise Anchor3RError("--loops online measures on kept images; leave --no-keep-images away")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,6 +59,12 @@ _REASONS = """
 -- why a frame had no pose when it came, where the predictor could tell: a NoPoseReason
 CREATE TABLE IF NOT EXISTS reasons (frame INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
+_CORRECTIONS = """
+-- what loops closed online did to the online poses, from a frame on; doubles of OnlineCorrection: heads for
+-- the frames that followed, nodes for all before, of the last one only
+CREATE TABLE IF NOT EXISTS corrections (
+    frame INTEGER PRIMARY KEY, heads BLOB NOT NULL, nodes BLOB, checksum INTEGER);
+"""
 # Maps of format 1 have one search and one refinement, whose verdicts stand in the loops themselves.
 _OF_FORMAT_1 = {
     "searches": "SELECT 0 AS search, json_extract(value, '$.identity') AS identity, "
@@ -104,6 +110,7 @@ CREATE TABLE loops (
     search INTEGER NOT NULL DEFAULT 0);
 {_REFINEMENTS}
 {_REASONS}
+{_CORRECTIONS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
@@ -143,6 +150,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "points": ("frame", "height", "width", "scale", "camera", "points", "colours", "confidence"),
     "pictures": ("frame", "jpeg"),
     "snapshots": ("frame", "name", "part", "dtype", "shape", "data"),
+    "corrections": ("frame", "heads", "nodes"),
     "keyframe_depths": (
         "frame", "camera", "scale", "depth", "confidence", "normals", "origin", "colours",
     ),
@@ -227,7 +235,7 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
         if application == _APPLICATION_ID:
             _insist_on_whole(folder, database, num_bytes=path.stat().st_size)
             if write:
-                database.executescript(_REASONS)  # maps from before there was such a table have none
+                database.executescript(_REASONS + _CORRECTIONS)  # which maps from before there were such lack
                 _add_checksums(database)
         if not write:
             database.execute("PRAGMA query_only = ON")
@@ -257,7 +265,7 @@ def _remove_all(folder: Path, name: str) -> None:
 def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int) -> None:
     """Refuses a map whose tables are not those of a map, or whose pages a disk has damaged."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - {"keyframe_depths"} - tables):
+    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - {"keyframe_depths", "corrections"} - tables):
         raise Anchor3RError(
             f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"
         )

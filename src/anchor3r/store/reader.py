@@ -19,6 +19,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import Datum
 from anchor3r.geometry import Pinhole
 from anchor3r.io.inputs import decoding, parse_json
+from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
@@ -154,6 +155,8 @@ class Map:
         with_pose, components = self._all(
             "SELECT count(*), count(DISTINCT component) FROM poses WHERE name = ?", (ONLINE,)
         )[0]
+        for _, correction in self._corrections():  # may have joined some of them
+            components -= len(np.unique(correction.track)) - len(np.unique(correction.component))
         return Counts(frames=self.num_frames, with_pose=with_pose, lost=lost, components=components)
 
     @_decoding
@@ -199,7 +202,105 @@ class Map:
 
     @_decoding
     def trajectory(self, name: str = ONLINE) -> Trajectory:
-        """Poses of one name, with covariances and scales."""
+        """Poses of one name, with covariances and scales; online ones as loops have corrected them so far."""
+        found = self._stored_trajectory(name)
+        corrections = self._corrections() if name == ONLINE else []
+        return corrections[-1][1].apply(found) if corrections else found
+
+    @_decoding
+    def odometry(self) -> Trajectory:
+        """The online poses by windows alone: `trajectory()` without the loops that were closed online."""
+        return self._stored_trajectory(ONLINE)
+
+    @_decoding
+    def as_first_told(self) -> Trajectory:
+        """The online poses as those who followed the stream were told them when they became known.
+
+        Every pose in the world of its own time, which later corrections have moved.
+        """
+        odometry = self._stored_trajectory(ONLINE)
+        since = np.array(
+            [
+                row[0]
+                for row in self._all("SELECT known_since FROM poses WHERE name = 'online' ORDER BY frame")
+            ]
+        )
+        corrections = self._corrections(heads=True)
+        if not corrections:
+            return odometry
+        held = np.searchsorted([frame for frame, _ in corrections], since, side="right") - 1
+        poses = [
+            odometry.pose(k) if at < 0 else corrections[at][1].apply_to_newest(odometry.pose(k))
+            for k, at in enumerate(held.tolist())
+        ]
+        return replace(
+            odometry,
+            rotation=np.stack([pose.rotation for pose in poses]),
+            center=np.stack([pose.center for pose in poses]),
+            component=np.array([pose.component for pose in poses]),
+            log_scale=np.array([pose.log_scale for pose in poses]),
+            covariance=None,
+        )
+
+    def _corrections(self, *, heads: bool = False) -> list[tuple[int, OnlineCorrection]]:
+        """The last one, by the frame from which on it holds; or what is kept of all (heads)."""
+        if "corrections" not in self._with_checksums:
+            return []  # a map of before there were any
+        self._insist_on_checksums("corrections")
+        column, where = ("heads", "TRUE") if heads else ("nodes", "nodes IS NOT NULL")
+        found = self._all(f"SELECT frame, {column} FROM corrections WHERE {where} ORDER BY frame")
+        return [(frame, OnlineCorrection.from_bytes(data)) for frame, data in found]
+
+    @_decoding
+    def correction_told_at(self, frame: int) -> OnlineCorrection | None:
+        """What poses were told with after a frame: the last similarity of each track, from loops closed."""
+        held = [correction for since, correction in self._corrections(heads=True) if since <= frame]
+        return held[-1] if held else None
+
+    @_decoding
+    def stream(
+        self, last_frame: int
+    ) -> list[tuple[tuple[FramePose, ...], Edges, NDArray[np.float32] | None]]:
+        """What each frame up to `last_frame` brought as it was mapped: its own pose by windows and those of
+        earlier frames, the edges of its window, its descriptor."""
+        poses: dict[int, list[FramePose]] = {}
+        for since, *row in self._all(
+            f"SELECT known_since, {rows.POSE_COLUMNS} FROM poses WHERE name = ? AND known_since <= ? "
+            "ORDER BY known_since, frame DESC",
+            (ONLINE, int(last_frame)),
+        ):
+            poses.setdefault(since, []).append(rows.pose_from_row(row))
+        windows = {
+            row[1]: row
+            for row in self._all(
+                "SELECT id, anchor, kind, edges, information FROM edge_groups "
+                "WHERE kind = 0 AND anchor <= ?", (int(last_frame),)
+            )
+        }  # fmt: skip
+        frames = self._all(
+            "SELECT frame, descriptor FROM frames WHERE frame <= ? ORDER BY frame", (int(last_frame),)
+        )
+        return [
+            (
+                tuple(poses.get(frame, ())),
+                rows.edges_from_groups([windows[frame]] if frame in windows else []),
+                None if descriptor is None else np.frombuffer(descriptor, "<f4"),
+            )
+            for frame, descriptor in frames
+        ]
+
+    @_decoding
+    def measured_loops(self, search: int) -> list[tuple[Loop, list[Edges]]]:
+        """The loop events of one search with the groups of edges that each measured."""
+        groups: dict[int, list[Edges]] = {}
+        for event, *row in self._all(
+            "SELECT event, id, anchor, kind, edges, information FROM edge_groups "
+            "JOIN loops USING (event) WHERE search = ? ORDER BY id", (search,)
+        ):  # fmt: skip
+            groups.setdefault(event, []).append(rows.edges_from_groups([tuple(row)]))
+        return [(loop, groups.get(loop.event, [])) for loop in self.search_loops(search)]
+
+    def _stored_trajectory(self, name: str) -> Trajectory:
         self._insist_on_checksums("poses", "name = ?", (name,))
         frame, timestamp_s, pose, covariance, component, log_scale = self._columns(
             "SELECT frame, timestamp_s, pose, covariance, component, log_scale "
@@ -310,6 +411,10 @@ class Map:
         if name in searches:
             return name, searches[name]
         return name, self._all("SELECT max(search) FROM loops")[0][0]
+
+    def searches(self) -> list[int]:
+        """Numbers of the searches for loops."""
+        return [row[0] for row in self._all("SELECT search FROM searches ORDER BY search")]
 
     @_decoding
     def search_identity(self, search: int) -> dict[str, Any]:

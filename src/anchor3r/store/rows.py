@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.inputs import parse_json
 from anchor3r.limits import LIMITS
+from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources.frame import Frame
@@ -170,6 +171,20 @@ class Loop:
     def reason(self) -> str:
         """Why, in words."""
         return self.state.text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopClosing:
+    """What a search for loops beside a stream has come to since it last said something."""
+
+    search: int
+    """Number of the search in its map."""
+    found: Sequence[tuple[Loop, Sequence[Edges]]] = ()
+    """New events, with the groups of edges that they measured; they are numbered when they are kept."""
+    judged: Sequence[Loop] = ()
+    """Earlier events whose verdict has changed; told by query and match."""
+    correction: OnlineCorrection | None = None
+    """Of the online poses, if it has changed."""
 
 
 @dataclass(frozen=True)
@@ -434,6 +449,10 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
         frame_i=records["member"].copy(), frame_t=anchors, kind=kinds.astype(np.int8), group=ids,
         information=information, **columns,
     )  # fmt: skip
+
+
+def correction_row(frame: int, heads: bytes, nodes: bytes | None) -> TableRow:
+    return TableRow("corrections", {"frame": frame, "heads": heads, "nodes": nodes})
 
 
 def loop_row(loop: Loop, search: int) -> TableRow:

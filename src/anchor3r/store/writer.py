@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,7 +39,7 @@ from anchor3r.store.database import (
 )
 from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
 from anchor3r.store.meta import checked_meta
-from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, TableRow
+from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, LoopClosing, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
@@ -196,10 +196,16 @@ class MapWriter:
             self.folder.rmdir()
 
     def record(
-        self, frame: Frame, prediction: WindowPrediction, edges: Edges, poses: Iterable[FramePose]
+        self,
+        frame: Frame,
+        prediction: WindowPrediction,
+        edges: Edges,
+        poses: Iterable[FramePose],
+        closing: LoopClosing | None = None,
     ) -> None:
         """Adds a frame, the edges of its window and the poses that became known with it.
 
+        closing: loops that were closed meanwhile; they correct the poses from this frame on.
         A frame that is in the map already, in a replay after `resume`, is compared instead.
         """
         decisive = rows.decisive(frame, prediction, edges, poses)
@@ -213,12 +219,35 @@ class MapWriter:
             with explained(self.folder), self._all_or_nothing():
                 for row in [*decisive, *bulk, self._runtime(frame.index)]:
                     row.insert(self._database)
+                if closing is not None:
+                    self._close_loops(frame.index, closing)
             self.last_frame = frame.index
             self._uncommitted += 1
             self._since_snapshot += 1
             if self._is_overdue() or self._uncommitted >= config.commit_frames:
                 self.commit()
         self._start_watching()
+
+    def _close_loops(self, frame: int, closing: LoopClosing) -> None:
+        for loop, groups in closing.found:
+            self._insert_loop(replace(loop, event=self.next_event()), groups, closing.search)
+        for loop in closing.judged:
+            self._database.execute(
+                "UPDATE loops SET accepted = :accepted, reason = :reason, figures = :figures "
+                "WHERE search = :search AND query = :query AND match = :match",
+                rows.loop_row(loop, closing.search).values,
+            )
+        if closing.correction is not None:
+            for (earlier,) in self._database.execute(
+                "SELECT frame FROM corrections WHERE nodes IS NOT NULL"
+            ).fetchall():
+                heads = self._value(f"SELECT heads FROM corrections WHERE frame = {earlier}", default=b"")
+                self._database.execute("DELETE FROM corrections WHERE frame = ?", (earlier,))
+                rows.correction_row(earlier, heads, None).insert(self._database)
+            correction = closing.correction
+            rows.correction_row(frame, correction.heads().to_bytes(), correction.to_bytes()).insert(
+                self._database
+            )
 
     def insist_on_same(self, frame: Frame) -> None:
         """Refuses a source whose `frame` is not the one of that index in the map."""

@@ -1,0 +1,203 @@
+"""Loops closed while streaming: poses are corrected, told so, and come out the same however a run goes."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from anchor3r.cli import main as cli
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import umeyama
+from anchor3r.loops.reinsertion import Reinsertion
+from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
+from anchor3r.pipeline.mapper import Mapper, Update
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.settings import MapSettings
+from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
+from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
+from anchor3r.sources import Frame
+from anchor3r.store import MapWriter, StoreConfig, load_map
+from looping_source import ROUND, LoopingSource
+
+NUM_FRAMES = 2 * ROUND + 60
+NOISE = GroundTruthConfig(window=6, rotation_deg=0.3, translation_fraction=0.03)
+CONTENT = {
+    "poses": "name, frame, known_since, component, pose, covariance, log_scale",
+    "corrections": "frame, heads, nodes",
+    "loops": "query, match, accepted, reason, figures, search",
+    "edge_groups": "anchor, kind, edges, information",
+}
+
+
+class Blinded(GroundTruthPredictor):
+    """Ground truth that loses track for some frames and begins anew after them."""
+
+    def __init__(self, lost: range) -> None:
+        super().__init__(NOISE)
+        self._lost = lost
+
+    def step(self, frame: Frame) -> WindowPrediction:
+        if frame.index == self._lost.start:
+            self.reset()
+        if frame.index not in self._lost:
+            return super().step(frame)
+        return WindowPrediction(
+            anchor=frame.index,
+            members=np.empty(0, np.int64),
+            member_from_anchor_rotation=np.empty((0, 3, 3)),
+            member_from_anchor_translation=np.empty((0, 3)),
+            confidence=np.empty(0),
+            status=WindowStatus.LOST,
+        )
+
+
+def stream(
+    out: Path, *, stop: int = NUM_FRAMES, predictor: Predictor | None = None, resume: bool = False
+) -> list[Update]:
+    """Maps circles with loops closed online; a resumed run goes on with what is there."""
+    predictor = predictor or GroundTruthPredictor(NOISE)
+    make = MapWriter.resume if resume else MapWriter.create
+    with make(out, config=StoreConfig(snapshot_frames=23)) as store:
+        config = LoopClosingConfig()
+        search, _ = store.begin_search({"online": asdict(config)})
+        closer = LoopCloser(out, lambda: GroundTruthPredictor(NOISE), search, config)
+        mapper = Mapper(predictor, store, closer=closer)
+        try:
+            updates = []
+            for update in mapper.run(LoopingSource(NUM_FRAMES)):
+                updates.append(update)
+                if update.frame == stop - 1:
+                    break
+            return updates
+        finally:
+            closer.close()
+
+
+def content(folder: Path) -> dict[str, list[tuple[object, ...]]]:
+    with sqlite3.connect(folder / "map.sqlite") as database:
+        return {
+            table: database.execute(f"SELECT {columns} FROM {table} ORDER BY {columns}").fetchall()
+            for table, columns in CONTENT.items()
+        }
+
+
+def error_m(folder: Path, name: str) -> float:
+    with load_map(folder) as scene_map:
+        estimate = scene_map.odometry() if name == "odometry" else scene_map.trajectory(name)
+        truth = scene_map.true_trajectory()
+    assert truth is not None
+    aligned = umeyama(estimate.center, truth.center).apply(estimate.center)
+    return float(np.sqrt(((aligned - truth.center) ** 2).sum(1).mean()))
+
+
+@pytest.fixture(scope="module")
+def looped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]]:
+    out = tmp_path_factory.mktemp("looped") / "map"
+    return out, stream(out)
+
+
+def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) -> None:
+    out, updates = looped
+    assert error_m(out, "online") < 0.7 * error_m(out, "odometry")
+    corrected = [update.frame for update in updates if update.corrections is not None]
+    assert corrected
+    assert ROUND - 20 <= corrected[0] <= ROUND + 40  # as the start comes into view again
+    with load_map(out) as scene_map:
+        assert any(loop.accepted for loop in scene_map.loops())
+        held = scene_map.trajectory()
+        last = next(update for update in reversed(updates) if update.corrections is not None)
+        assert last.corrections is not None
+        assert_allclose(last.corrections.apply(scene_map.odometry()).center, held.center)
+
+
+def test_refine_measures_no_event_twice(
+    looped: tuple[Path, list[Update]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "map"
+    shutil.copytree(looped[0], out)
+    with load_map(out) as scene_map:
+        online = {(loop.query, loop.match) for loop in scene_map.loops()}
+    measured: list[tuple[int, int]] = []
+    measure = Reinsertion.measure
+
+    def counted(self: Reinsertion, event: int, query: int, match: int, similarity: float) -> Any:
+        measured.append((query, match))
+        return measure(self, event, query, match, similarity)
+
+    monkeypatch.setattr(Reinsertion, "measure", counted)
+    refine_map(out, predictor=lambda: GroundTruthPredictor(NOISE))
+    with load_map(out) as scene_map:
+        offline = {(loop.query, loop.match) for loop in scene_map.loops("offline")}
+    assert online & offline
+    assert set(measured) == offline - online
+
+
+def test_poses_as_first_told_can_be_had(looped: tuple[Path, list[Update]]) -> None:
+    out, updates = looped
+    with load_map(out) as scene_map:
+        told = scene_map.as_first_told()
+    poses = {p.frame: p for u in updates for p in (u.pose, *u.late_poses) if p is not None}
+    assert_allclose(told.center, np.stack([poses[frame].center for frame in told.frames.tolist()]))
+
+
+def test_repeated_run_gives_same_bits(looped: tuple[Path, list[Update]], tmp_path: Path) -> None:
+    stream(tmp_path / "again")
+    assert content(tmp_path / "again") == content(looped[0])
+
+
+def test_resumed_run_gives_same_bits(looped: tuple[Path, list[Update]], tmp_path: Path) -> None:
+    out = tmp_path / "map"
+    for stop in (ROUND + 5, ROUND + 48, 2 * ROUND + 21):  # within jobs, between snapshots
+        stream(out, stop=stop, resume=True)
+    updates = stream(out, resume=True)
+    assert content(out) == content(looped[0])
+    whole = {update.frame: update.pose for update in looped[1]}
+    for update in updates:
+        expected = whole[update.frame]
+        assert update.pose is not None
+        assert expected is not None
+        assert_array_equal(update.pose.center, expected.center)
+
+
+def test_lost_camera_is_found_again(tmp_path: Path) -> None:
+    lost = range(ROUND - 30, ROUND + 10)
+    updates = stream(tmp_path / "map", predictor=Blinded(lost))
+    assert updates[lost.stop + 1].component == 1
+    joined = next(u.frame for u in updates if u.frame > lost.stop + 1 and u.component == 0)
+    assert joined - lost.stop <= 80
+    with load_map(tmp_path / "map") as scene_map:
+        assert scene_map.counts().components == 1
+        assert len(np.unique(scene_map.odometry().component)) == 2
+        truth, found = scene_map.true_trajectory(), scene_map.trajectory()
+    assert truth is not None
+    true_center = truth.center[np.searchsorted(truth.frames, found.frames)]
+    aligned = umeyama(found.center, true_center).apply(found.center)
+    assert np.sqrt(((aligned - true_center) ** 2).sum(1).mean()) < 1.0
+
+
+def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
+    world = "world:201?motion=grid&frames=420&width=64&height=48"
+    options = ["--predictor", "ground-truth:0.3,0.03", "--loops", "online", "--out"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert cli.main(["map", world, *options, str(whole)]) == 0
+    assert cli.main(["map", world, "--stop", "397", *options, str(parts)]) == 0
+    assert cli.main(["map", world, "--resume", *options, str(parts)]) == 0
+    assert content(parts) == content(whole)
+    with load_map(whole) as scene_map:
+        accepted = [loop for loop in scene_map.loops() if loop.accepted]
+        assert accepted
+        assert np.abs(scene_map.trajectory().center - scene_map.odometry().center).max() > 0
+    # Loops are part of what the map is made from.
+    assert cli.main(["map", world, "--resume", *options[:2], "--loops", "off", "--out", str(whole)]) == 1
+
+
+def test_loops_online_need_kept_images() -> None:
+    with pytest.raises(Anchor3RError, match="kept images"):
+        MapSettings(loops="online", keep_images=False)
