@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from anchor3r.model.network import Anchor3RNetwork
 from anchor3r.training.recipes import Sharding
+
+_LET_GO_SECONDS = 0.5
+"""A release takes microseconds; this is for machines whose cores are all taken."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,17 @@ def processes() -> Iterator[Processes]:
         yield Processes(dist.get_rank(), dist.get_world_size(), device)
     finally:
         dist.destroy_process_group()
+        _let_go()
+
+
+def _let_go() -> None:
+    """Leaves gloo's threads the interpreter until they have dropped the tensors of the last exchange.
+
+    DTensor's caches keep the group, and so these threads, alive beyond `destroy_process_group`. One that
+    drops a tensor only when the interpreter is already going down aborts the process.
+    """
+    gc.collect()
+    time.sleep(_LET_GO_SECONDS)
 
 
 def distribute(network: Anchor3RNetwork, strategy: Sharding, group: Processes) -> nn.Module:
