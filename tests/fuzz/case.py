@@ -119,6 +119,10 @@ def _wait(child: int, deadline: float) -> tuple[int, resource.struct_rusage]:
         pause = min(pause * 1.5, 0.1)
 
 
+_SIGNS = ("Traceback (most recent call last)", "a defect of anchor3r")
+"""Of a mistake in the program; `batch` tells those of a row in its table, and goes on."""
+
+
 def _problem(code: int, said: str, peak_bytes: int) -> str | None:
     if code == -signal.SIGXCPU or code == -signal.SIGKILL:
         return "hang"
@@ -126,7 +130,7 @@ def _problem(code: int, said: str, peak_bytes: int) -> str | None:
         return f"crash: signal {-code}"
     if peak_bytes > MEMORY_BYTES:
         return "memory"
-    if code not in (0, 1, 2) or "Traceback (most recent call last)" in said:
+    if code not in (0, 1, 2) or any(sign in said for sign in _SIGNS):
         return f"traceback: exit code {code}"
     if code == 1:
         last = said.rstrip().splitlines()[-1:] or [""]
