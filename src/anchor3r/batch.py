@@ -157,7 +157,8 @@ def _with_names(rows: Sequence[BatchRow], path: Path) -> list[BatchRow]:
         wanted = row.name or _name_of(row.source)
         if row.name and (row.name in named or not re.fullmatch(r"\w[\w.-]*", row.name)):
             raise Anchor3RError(
-                f"{path}: {row.name[:60]!r} names two rows, or is no name of a folder; choose others"
+                f"{path}: {row.name[:60]!r} is the name of two rows, or none that a folder can have; "
+                "choose others"
             )
         if len(row.name.encode()) > _NAME_BYTES:
             raise Anchor3RError(
