@@ -2,9 +2,10 @@
 
 Every way is a program of its own that does the same sequences in a fresh folder; its start is included. What
 the machine can do at best is measured in the same run: two programs with one worker each and half of the
-sequences each, which know nothing of each other. Two workers can then be compared with twice one worker
-(linear) and with that limit, which also has what two cores have in common: memory, caches, clock rates, and
-other programs. Ways take turns, and the fastest round of each counts, since other programs only ever slow
+sequences each, which know nothing of each other. Linear is twice what one worker does that is kept on one
+core: left to itself one worker reads, maps and writes in several threads, and uses about one core and a half.
+The limit of two programs also has what two cores have in common: memory, caches, clock rates, and other
+programs. Ways take turns, and the fastest round of each counts, since other programs only ever slow
 one down. Another run kills workers at random while it goes and counts what is lost.
 """
 
@@ -31,11 +32,14 @@ import tyro
 WORLD = "world:{}?motion=driving&frames={}&width=320&height=240"
 WAYS: dict[str, list[list[str]]] = {
     # name: the programs that run at once, by their options; several share the sequences
+    "1 worker, one core": [["--workers", "1"]],
     "1 worker": [["--workers", "1"]],
     "2 workers": [["--workers", "2"]],
     "Ray, 2 processes": [["--workers", "2", "--ray", "local"]],
     "2 programs apart": [["--workers", "1", "--shard", "0/2"], ["--workers", "1", "--shard", "1/2"]],
 }
+BASE = "1 worker, one core"
+"""What linear is counted from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +58,19 @@ def write_manifest(path: Path, sequences: int, frames: int) -> Path:
     return path
 
 
-def begin(manifest: Path, out: Path, options: list[str]) -> subprocess.Popen[bytes]:
+def begin(
+    manifest: Path, out: Path, options: list[str], *, one_core: bool = False
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "anchor3r", "batch", str(manifest), "--out", str(out), *options]
+    if one_core:
+        command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def timed(manifest: Path, programs: list[list[str]]) -> Round:
+def timed(manifest: Path, programs: list[list[str]], *, one_core: bool = False) -> Round:
     with tempfile.TemporaryDirectory() as folder:
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        running = [begin(manifest, Path(folder), options) for options in programs]
+        running = [begin(manifest, Path(folder), options, one_core=one_core) for options in programs]
         for program in running:
             program.wait()
         seconds = time.perf_counter() - started
@@ -122,14 +130,14 @@ def main(
     tried: dict[str, list[Round]] = {name: [] for name in WAYS}
     for number in range(rounds):
         for name, programs in WAYS.items():
-            tried[name].append(timed(manifest, programs))
+            tried[name].append(timed(manifest, programs, one_core=name == BASE))
             print(f"round {number}: {name}: {tried[name][-1]}", file=sys.stderr, flush=True)
     best = {name: min(found, key=lambda one: one.seconds) for name, found in tried.items()}
-    single, limit = best["1 worker"], best["2 programs apart"]
+    single, limit = best[BASE], best["2 programs apart"]
     print("| way | sequences a minute | of linear | of the limit | CPU s | done |\n|---|---|---|---|---|---|")
     for name, one in best.items():
-        share = single.seconds / one.seconds / (1 if name == "1 worker" else 2)
-        of_limit = "" if name == "1 worker" else f"{limit.seconds / one.seconds:.0%}"
+        share = single.seconds / one.seconds / (1 if name == BASE else 2)
+        of_limit = "" if name == BASE else f"{limit.seconds / one.seconds:.0%}"
         print(
             f"| {name} | {60 * one.done / one.seconds:.1f} | {share:.0%} | {of_limit} | "
             f"{one.cpu_seconds:.0f} | {one.done} of {sequences} |"
