@@ -1,7 +1,12 @@
 """How many sequences a minute `anchor3r batch` does with one worker, with two, and on Ray with two.
 
-Every way does the same sequences in a folder of its own; start of processes included. Another run kills
-workers at random while it goes and counts what is lost.
+Every way is a program of its own that does the same sequences in a fresh folder; its start is included. What
+the machine can do at best is measured in the same run: two programs with one worker each and half of the
+sequences each, which know nothing of each other. Linear is twice what one worker does that is kept on one
+core: left to itself one worker reads, maps and writes in several threads, and uses about one core and a half.
+The limit of two programs also has what two cores have in common: memory, caches, clock rates, and other
+programs. Ways take turns, and the fastest round of each counts, since other programs only ever slow
+one down. Another run kills workers at random while it goes and counts what is lost.
 """
 
 from __future__ import annotations
@@ -9,82 +14,145 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # one core a worker, in every way
 
 import tyro
 
-from anchor3r.batch import BatchRow, run_batch
-from anchor3r.workers import WorkerSettings
-
 WORLD = "world:{}?motion=driving&frames={}&width=320&height=240"
+WAYS: dict[str, list[list[str]]] = {
+    # name: the programs that run at once, by their options; several share the sequences
+    "1 worker, one core": [["--workers", "1"]],
+    "1 worker": [["--workers", "1"]],
+    "2 workers": [["--workers", "2"]],
+    "Ray, 2 processes": [["--workers", "2", "--ray", "local"]],
+    "2 programs apart": [["--workers", "1", "--shard", "0/2"], ["--workers", "1", "--shard", "1/2"]],
+}
+BASE = "1 worker, one core"
+"""What linear is counted from."""
 
 
-def rows_of(count: int, frames: int) -> list[BatchRow]:
-    return [
-        BatchRow(source=WORLD.format(k, frames), name=f"w{k}", predictor="features") for k in range(count)
-    ]
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One way, once."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of the programs and their children; not of Ray's, which are those of its own server."""
+    done: int
 
 
-def timed(rows: list[BatchRow], workers: WorkerSettings) -> tuple[float, int]:
-    """Seconds by the clock, and how many sequences are done."""
+def write_manifest(path: Path, sequences: int, frames: int) -> Path:
+    rows = [f"{WORLD.format(k, frames)},w{k},features" for k in range(sequences)]
+    path.write_text("\n".join(["source,name,predictor", *rows]) + "\n")
+    return path
+
+
+def begin(
+    manifest: Path, out: Path, options: list[str], *, one_core: bool = False
+) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "anchor3r", "batch", str(manifest), "--out", str(out), *options]
+    if one_core:
+        command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *command]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def timed(manifest: Path, programs: list[list[str]], *, one_core: bool = False) -> Round:
     with tempfile.TemporaryDirectory() as folder:
-        started = time.perf_counter()
-        table = run_batch(rows, Path(folder), workers=workers)
-        return time.perf_counter() - started, sum(row["state"] == "done" for row in table)
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        running = [begin(manifest, Path(folder), options, one_core=one_core) for options in programs]
+        for program in running:
+            program.wait()
+        seconds = time.perf_counter() - started
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return Round(seconds=seconds, cpu_seconds=cpu_s, done=len(list(Path(folder).glob("*/result.json"))))
 
 
-def children() -> list[int]:
-    """Processes that this one has started to do jobs."""
-    own = f"/proc/{os.getpid()}/task/{os.getpid()}/children"
-    found = [int(pid) for pid in Path(own).read_text().split()]
-    return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+def workers_of(program: int) -> list[int]:
+    """Processes that do the jobs of a batch."""
+    listed = Path(f"/proc/{program}/task/{program}/children")
+    try:
+        found = [int(pid) for pid in listed.read_text().split()]
+        return [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    except OSError:
+        return []
 
 
-def kill_now_and_then(stop: threading.Event, seconds: float, killed: list[int]) -> None:
-    rng = random.Random(0)
-    while not stop.wait(seconds):
-        if pids := children():
-            killed.append(rng.choice(pids))
-            os.kill(killed[-1], signal.SIGKILL)
+def killed_now_and_then(manifest: Path, every_s: float) -> tuple[Round, int, bool]:
+    """Two workers of which one is killed every so often; how many kills, and whether results are the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        started, kills, rng = time.perf_counter(), 0, random.Random(0)
+        program = begin(manifest, Path(folder) / "killed", ["--workers", "2", "--tries", "100"])
+        stop = threading.Event()
+        while program.poll() is None:
+            stop.wait(every_s * rng.uniform(0.5, 1.5))
+            if pids := workers_of(program.pid):
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                kills += 1
+        seconds = time.perf_counter() - started
+        results = {p.parent.name: figures(p) for p in (Path(folder) / "killed").glob("*/result.json")}
+        begin(manifest, Path(folder) / "sound", ["--workers", "2"]).wait()
+        sound = {p.parent.name: figures(p) for p in (Path(folder) / "sound").glob("*/result.json")}
+        return Round(seconds=seconds, cpu_seconds=0.0, done=len(results)), kills, results == sound
 
 
-def main(sequences: int = 6, frames: int = 120, kill_every: float = 8.0, out: Path | None = None) -> None:
+def figures(path: Path) -> dict[str, object]:
+    """Of a result, what does not depend on how long it took."""
+    return {name: value for name, value in json.loads(path.read_text()).items() if name != "seconds"}
+
+
+def main(
+    sequences: int = 8, frames: int = 300, rounds: int = 3, kill_every: float = 8.0, out: Path | None = None
+) -> None:
     """Prints a table.
 
     Args:
         sequences: Rows of the manifest.
         frames: Of each.
-        kill_every: Seconds between kills of the last run.
+        rounds: How often each way is tried; the fastest counts.
+        kill_every: Seconds between kills of the last run, on average.
         out: Folder for batch.json.
     """
-    rows = rows_of(sequences, frames)
-    timed(rows[:1], WorkerSettings())  # compiles
-    ways = {
-        "1 worker": WorkerSettings(),
-        "2 workers": WorkerSettings(workers=2),
-        "Ray, 2 processes": WorkerSettings(workers=2, ray="local"),
-    }
-    found = {}
-    for name, workers in ways.items():
-        seconds, done = timed(rows, workers)
-        found[name] = {"seconds": seconds, "done": done, "per_minute": 60 * done / seconds}
-        share = found["1 worker"]["seconds"] / seconds / workers.workers
-        print(f"{name:18} {60 * done / seconds:6.1f} a minute, {share:5.0%} of linear, {done} of {sequences}")
-    stop, killed = threading.Event(), list[int]()
-    killer = threading.Thread(target=kill_now_and_then, args=(stop, kill_every, killed))
-    killer.start()
-    seconds, done = timed(rows, WorkerSettings(workers=2, tries=100))
-    stop.set()
-    killer.join()
-    found["2 workers, killed"] = {"seconds": seconds, "done": done, "kills": len(killed)}
-    print(f"workers killed {len(killed)} times: {done} of {sequences} done in {seconds:.0f} s")
+    work = Path(tempfile.mkdtemp(prefix="anchor3r-batch-"))
+    manifest = write_manifest(work / "manifest.csv", sequences, frames)
+    timed(write_manifest(work / "first.csv", 1, 30), WAYS["1 worker"])  # compiles
+    tried: dict[str, list[Round]] = {name: [] for name in WAYS}
+    for number in range(rounds):
+        for name, programs in WAYS.items():
+            tried[name].append(timed(manifest, programs, one_core=name == BASE))
+            print(f"round {number}: {name}: {tried[name][-1]}", file=sys.stderr, flush=True)
+    best = {name: min(found, key=lambda one: one.seconds) for name, found in tried.items()}
+    single, limit = best[BASE], best["2 programs apart"]
+    print("| way | sequences a minute | of linear | of the limit | CPU s | done |\n|---|---|---|---|---|---|")
+    for name, one in best.items():
+        share = single.seconds / one.seconds / (1 if name == BASE else 2)
+        of_limit = "" if name == BASE else f"{limit.seconds / one.seconds:.0%}"
+        print(
+            f"| {name} | {60 * one.done / one.seconds:.1f} | {share:.0%} | {of_limit} | "
+            f"{one.cpu_seconds:.0f} | {one.done} of {sequences} |"
+        )
+    killed, kills, same = killed_now_and_then(manifest, kill_every)
+    print(
+        f"workers killed {kills} times: {killed.done} of {sequences} done in {killed.seconds:.0f} s, ", end=""
+    )
+    print("with the figures of a run without kills" if same else "with OTHER figures than without kills")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "batch.json").write_text(json.dumps(found, indent=1))
+        content = {name: [asdict(one) for one in found] for name, found in tried.items()}
+        content["killed"] = [asdict(killed) | {"kills": kills, "same": same}]
+        (out / "batch.json").write_text(json.dumps(content, indent=1))
+    shutil.rmtree(work)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ class Square:
     def __call__(self) -> int:
         if self.value == 3:
             raise Anchor3RError("three is not squared here; choose another number")
+        if self.value == 4:
+            raise ZeroDivisionError("four is a defect")
         return self.value**2
 
 
@@ -48,9 +50,11 @@ def test_every_job_has_its_outcome(workers: int) -> None:
     jobs = {str(k): Square(k) for k in range(6)}
     found = by_name(list(run_jobs(jobs, WorkerSettings(workers=workers))))
     assert {name: outcome.result for name, outcome in found.items() if outcome.error is None} == {
-        "0": 0, "1": 1, "2": 4, "4": 16, "5": 25,
+        "0": 0, "1": 1, "2": 4, "5": 25,
     }  # fmt: skip
     assert found["3"].error == "three is not squared here; choose another number"
+    assert "a defect of anchor3r" in (found["4"].error or "")
+    assert "four is a defect; test_workers.py, line" in (found["4"].error or "")
 
 
 def test_a_job_whose_process_is_killed_is_tried_again(tmp_path: Path) -> None:
@@ -73,12 +77,12 @@ def test_who_stops_listening_leaves_no_process_behind() -> None:
 def test_on_a_ray_cluster_of_two_processes(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find this file
-    jobs = {"a": DiesAtFirst(tmp_path / "a", 1), "b": Square(3), "c": Square(4)}
+    jobs = {"a": DiesAtFirst(tmp_path / "a", 1), "b": Square(3), "c": Square(5)}
     try:
         found = by_name(list(run_jobs(jobs, WorkerSettings(workers=2, ray="local"))))
     finally:
         ray.shutdown()
-    assert (found["a"].result, found["c"].result) == (1, 16)
+    assert (found["a"].result, found["c"].result) == (1, 25)
     assert "three" in str(found["b"].error)
 
 

@@ -22,7 +22,7 @@ from anchor3r.evaluation.metrics import Alignment
 from anchor3r.evaluation.scoring import scored_trajectory
 from anchor3r.export.exporting import Format, export_map
 from anchor3r.io.files import replacing
-from anchor3r.io.inputs import insist_on_file, parse_json, read_json
+from anchor3r.io.inputs import decoding, insist_on_file, parse_json, read_json, text_lines
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.mapping import map_source
 from anchor3r.pipeline.refine import refine_map
@@ -90,6 +90,10 @@ class BatchSettings:
     """How maps are refined."""
 
 
+_NAME_BYTES = LIMITS.name_bytes - 55
+"""Of a row's name: file names are made of it by a number, a suffix, or an ending while they are written."""
+
+
 def read_manifest(path: Path | str) -> list[BatchRow]:
     """The rows of a .csv with a line of column names, or of a .json with a list of objects."""
     path = insist_on_file(path, max_bytes=LIMITS.json_bytes)
@@ -100,8 +104,9 @@ def read_manifest(path: Path | str) -> list[BatchRow]:
             raise Anchor3RError(f"{path} should be a list of objects, one a sequence")
         entries = [(f"entry {k}", entry) for k, entry in enumerate(content)]
     else:
-        table = csv.DictReader(io.StringIO(path.read_text("utf-8-sig", errors="replace")), restkey="")
-        entries = [(f"line {k}", row) for k, row in enumerate(table, 2)]
+        table = csv.DictReader((line for _, line in text_lines(path, errors="replace")), restkey="")
+        with decoding(str(path), "write it anew as a table with commas"):
+            entries = [(f"line {k}", row) for k, row in enumerate(table, 2)]
     rows = [_row(entry, f"{where} of {path}") for where, entry in entries]
     if not rows:
         raise Anchor3RError(f"{path} names no sequence; give it a line for each, with a column 'source'")
@@ -122,7 +127,8 @@ def _row(entry: Mapping[str, Any], where: str) -> BatchRow:
         try:
             values[name] = _parsed(value, kind)
         except ValueError as error:
-            raise Anchor3RError(f"{where}: {name} is {value!r}, which is not {kind}") from error
+            shown = str(value)[:60]
+            raise Anchor3RError(f"{where}: {name} is {shown!r}, which is not {kind}; correct it") from error
     if not values.get("source"):
         raise Anchor3RError(f"{where} has no source; name what anchor3r map takes")
     row = BatchRow(**values)
@@ -131,12 +137,14 @@ def _row(entry: Mapping[str, Any], where: str) -> BatchRow:
 
 
 def _parsed(value: Any, kind: str) -> Any:
-    """A value of a manifest as the type of its column."""
+    """A value of a manifest as the type of its column: a text of CSV, or a text or number of JSON."""
     if kind.startswith("bool"):
         text = str(value).strip().lower()
         if text not in _YES + _NO:
             raise ValueError(value)
         return text in _YES
+    if isinstance(value, bool | list | dict) or (kind.startswith("int") and isinstance(value, float)):
+        raise ValueError(value)
     if kind.startswith("int"):
         return int(value)
     return float(value) if kind.startswith("float") else str(value).strip()
@@ -146,16 +154,27 @@ def _with_names(rows: Sequence[BatchRow], path: Path) -> list[BatchRow]:
     """Each row with a name of its own that a folder can have."""
     named: dict[str, BatchRow] = {}
     for row in rows:
-        wanted = row.name or re.sub(r"[^\w.-]+", "-", row.source.rstrip("/").rsplit("/", 1)[-1]).strip("-.")
+        wanted = row.name or _name_of(row.source)
         if row.name and (row.name in named or not re.fullmatch(r"\w[\w.-]*", row.name)):
             raise Anchor3RError(
-                f"{path}: {row.name!r} is the name of two rows, or none that a folder can have; choose others"
+                f"{path}: {row.name[:60]!r} is the name of two rows, or none that a folder can have; "
+                "choose others"
+            )
+        if len(row.name.encode()) > _NAME_BYTES:
+            raise Anchor3RError(
+                f"{path}: the name {row.name[:20]!r}… has more than {_NAME_BYTES} bytes; choose a shorter one"
             )
         name, count = wanted or "sequence", 2
         while name in named:
             name, count = f"{wanted}-{count}", count + 1
         named[name] = replace(row, name=name)
     return list(named.values())
+
+
+def _name_of(source: str) -> str:
+    """What a folder can be called that holds the map of a source; may be empty."""
+    last = re.sub(r"[^\w.-]+", "-", source.rstrip("/").rsplit("/", 1)[-1]).strip("-.")
+    return last.encode()[:_NAME_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True, kw_only=True)

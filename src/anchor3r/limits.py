@@ -33,6 +33,8 @@ class Limits:
     """Of a JSON document."""
     json_depth: int = 64
     """Objects and lists within each other in a JSON document."""
+    calibration_bytes: int = 1 << 20
+    """Of a file that describes a camera."""
     array_bytes: int = 2 << 30
     """Of all arrays of one .npy or .npz file once they are unpacked."""
     blob_bytes: int = 1 << 30

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, is_interrupt
 from anchor3r.limits import LIMITS
 
 Job = Callable[[], Any]
@@ -61,11 +62,22 @@ def run_jobs(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator[Outc
 
 
 def _tried(job: Job) -> tuple[Any, str | None]:
-    """The job's result, or the error of ours that it ended with."""
+    """The job's result, or what it ended with."""
     try:
         return job(), None
     except Anchor3RError as error:
         return None, error.for_command_line()
+    except MemoryError:
+        return None, "there was not enough memory for it; run fewer workers, or give it a smaller input"
+    except Exception as error:  # a defect that one job meets must not end the others
+        if is_interrupt(error):
+            raise
+        if isinstance(error, OSError) and error.filename is not None:
+            return None, f"{error.filename}: {error.strerror}; check the path and what you may do there"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}, line {place.lineno}"
+        reason = f"{type(error).__name__}: {error}"[:200]
+        return None, f"a defect of anchor3r, which nobody foresaw ({reason}; {where}); please report it"
 
 
 def _outcome(name: str, tried: tuple[Any, str | None]) -> Outcome:

@@ -33,7 +33,7 @@ from anchor3r.pose_graph.edges import Edges, MotionGraph
 from anchor3r.sources.images import read_image
 from anchor3r.sources.source import UndecodableFrameError
 from anchor3r.store import Loop, LoopState, MapWriter, StoreConfig, load_map
-from anchor3r.store.database import row_checksum
+from anchor3r.store.database import META_CHECKSUM, meta_checksum, row_checksum
 
 Run = Callable[..., tuple[int, str]]
 
@@ -68,6 +68,9 @@ def change(folder: Path, statement: str, *parameters: object) -> None:
     database.create_function("row_checksum", -1, row_checksum)
     with database:
         database.execute(statement, parameters)
+        database.execute(
+            "UPDATE meta SET value = ? WHERE key = ?", (str(meta_checksum(database)), META_CHECKSUM)
+        )
     database.close()
 
 
@@ -308,6 +311,24 @@ def test_a_changed_bit_is_found_out(table: str, column: str, copied: Path, run: 
         code, said = run("report", "map", "--out", "out.html")
     assert code == 1
     assert "damaged" in said
+
+
+def test_a_changed_bit_of_what_a_map_says_of_itself_is_found_out(copied: Path, run: Run) -> None:
+    database = sqlite3.connect(copied / "map.sqlite")
+    with database:
+        database.execute("UPDATE meta SET key = 'x' WHERE key = 'ground_truth_predictor'")
+    database.close()
+    code, said = run("export", "map", "--format", "tum", "--out", "out.tum")
+    assert code == 1
+    assert "what it says of itself" in said
+
+
+@pytest.mark.parametrize("method", ["joint", "decoupled", "paper"])
+def test_edges_of_frames_without_poses_are_refused(method: str, copied: Path, run: Run) -> None:
+    change(copied, "DELETE FROM poses WHERE frame % 2")
+    code, said = run("refine", "map", "--no-loops", "--method", method)
+    assert code == 1
+    assert "have no online pose, the first is 1" in said
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import StatedCamera, open_source
 from anchor3r.sources.undistortion import undistorted
 from anchor3r.store import Map, load_map
+from anchor3r.store.database import META_CHECKSUM, meta_checksum
 from toy_source import write_toy_sequence
 
 
@@ -33,6 +34,9 @@ def change(folder: Path, statement: str) -> None:
     database = sqlite3.connect(folder / "map.sqlite")
     with database:
         database.execute(statement)
+        database.execute(
+            "UPDATE meta SET value = ? WHERE key = ?", (str(meta_checksum(database)), META_CHECKSUM)
+        )
     database.close()
 
 

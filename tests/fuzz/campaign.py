@@ -26,27 +26,37 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"  # a process with threads cannot be forked safely
 sys.path.insert(0, str(Path(__file__).parent))
 
+import bags
 import checkpoints
 import graphs
+import manifests
 import maps
 import numpy as np
 import options
 import pictures
+import positions
 import texts
+import training_sets
 from case import Outcome, Recipe, fresh_folder, run_case
 from raw_material import make_material
 
 CLASSES = {
-    "maps": (maps, 0.26),
-    "checkpoints": (checkpoints, 0.15),
-    "options": (options, 0.17),
-    "graphs": (graphs, 0.15),
-    "texts": (texts, 0.12),
-    "pictures": (pictures, 0.15),
+    "maps": (maps, 0.23),
+    "checkpoints": (checkpoints, 0.12),
+    "options": (options, 0.18),
+    "graphs": (graphs, 0.12),
+    "texts": (texts, 0.08),
+    "pictures": (pictures, 0.11),
+    "bags": (bags, 0.05),
+    "positions": (positions, 0.05),
+    "manifests": (manifests, 0.03),
+    "training_sets": (training_sets, 0.03),
 }
 """Generators, and their share of the cases."""
 CORPUS = Path(__file__).parent / "corpus.jsonl"
 SEED = 20
+JSON_SHARE = 0.15
+"""Of the cases, those that are asked for JSON."""
 
 
 def drawn_cases(num_cases: int, seed: int, material: Path, only: str | None) -> Iterator[Recipe]:
@@ -54,7 +64,11 @@ def drawn_cases(num_cases: int, seed: int, material: Path, only: str | None) -> 
     for name, (module, share) in CLASSES.items():
         if only in (None, name):
             for number in range(num_cases if only else round(share * num_cases)):
-                yield module.draw(np.random.default_rng([seed, zlib.crc32(name.encode()), number]), material)
+                rng = np.random.default_rng([seed, zlib.crc32(name.encode()), number])
+                recipe = module.draw(rng, material)
+                yield (
+                    recipe | {"json": True} if rng.random() < JSON_SHARE and "words" not in recipe else recipe
+                )
 
 
 def corpus() -> list[Recipe]:
@@ -129,6 +143,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, help="that they are drawn from")
     parser.add_argument("--jobs", type=int, default=1, help="processes at once")
     parser.add_argument("--only", choices=list(CLASSES), help="cases of one class")
+    parser.add_argument(
+        "--part", default="0/1", help="I/N runs every N-th of the cases drawn, from the I-th on"
+    )
     parser.add_argument("--corpus", action="store_true", help="run what once failed as well")
     parser.add_argument("--case", help="run one case, given as JSON, and keep its folder")
     parser.add_argument("--out", type=Path, help="new folder to work in; a temporary one if not given")
@@ -153,7 +170,8 @@ def main() -> int:
         return int(outcome.problem is not None)
     recipes = corpus() if given.corpus else []
     drawn = list(drawn_cases(given.cases, given.seed, material, given.only))
-    recipes += [drawn[k] for k in np.random.default_rng(given.seed).permutation(len(drawn))]
+    part, count = map(int, given.part.split("/"))
+    recipes += [drawn[k] for k in np.random.default_rng(given.seed).permutation(len(drawn))[part::count]]
     outcomes = run_all(recipes, given.jobs, work.resolve(), material)
     print(table(outcomes))
     failed = [o for o in outcomes if o["problem"]]

@@ -6,6 +6,7 @@ run again whatever becomes of the generators.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -53,6 +54,8 @@ Check = Callable[[int, Path], str | None]
 def run_case(recipe: Recipe, arguments: list[str], folder: Path, check: Check) -> Outcome:
     """Runs `anchor3r ARGUMENTS` in the folder, in a child of this process that has all libraries loaded."""
     out, err = folder / "stdout", folder / "stderr"
+    wants_json = bool(recipe.get("json")) and "--json" not in arguments
+    arguments = [*arguments, "--json"] if wants_json else arguments
     began = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -63,6 +66,8 @@ def run_case(recipe: Recipe, arguments: list[str], folder: Path, check: Check) -
     problem = _problem(code, said, usage.ru_maxrss * 1024)
     if problem is None and not stat.S_ISCHR(os.stat(os.devnull).st_mode):
         problem = "wrong: the null device is gone"
+    if problem is None and wants_json:
+        problem = _json_problem(code, out.read_text(errors="replace"))
     if problem is None:
         problem = check(code, folder)
     return Outcome(
@@ -85,6 +90,7 @@ def _run_in_child(arguments: list[str], folder: Path, out: Path, err: Path) -> N
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(folder)
+        os.environ["ANCHOR3R_CACHE"] = str(folder / "cache")
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * os.sysconf("SC_PAGESIZE") + MEMORY_BYTES,) * 2)
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
@@ -113,6 +119,10 @@ def _wait(child: int, deadline: float) -> tuple[int, resource.struct_rusage]:
         pause = min(pause * 1.5, 0.1)
 
 
+_SIGNS = ("Traceback (most recent call last)", "a defect of anchor3r")
+"""Of a mistake in the program; `batch` tells those of a row in its table, and goes on."""
+
+
 def _problem(code: int, said: str, peak_bytes: int) -> str | None:
     if code == -signal.SIGXCPU or code == -signal.SIGKILL:
         return "hang"
@@ -120,12 +130,26 @@ def _problem(code: int, said: str, peak_bytes: int) -> str | None:
         return f"crash: signal {-code}"
     if peak_bytes > MEMORY_BYTES:
         return "memory"
-    if code not in (0, 1, 2) or "Traceback (most recent call last)" in said:
+    if code not in (0, 1, 2) or any(sign in said for sign in _SIGNS):
         return f"traceback: exit code {code}"
     if code == 1:
         last = said.rstrip().splitlines()[-1:] or [""]
         if not last[0].startswith("anchor3r: "):
             return "wrong: exit code 1 without a line that explains it"
+    return None
+
+
+def _json_problem(code: int, printed: str) -> str | None:
+    """With --json the standard output is one object of a schema, whatever comes of the command."""
+    try:
+        found = json.loads(printed, parse_constant=lambda name: 1 / 0)
+    except (ValueError, ZeroDivisionError):
+        return "wrong: what --json prints is no JSON"
+    if not str(found.get("schema", "")).startswith("anchor3r/"):
+        return "wrong: what --json prints names no schema"
+    is_error = found["schema"] == "anchor3r/error/1"
+    if (code == 0) == is_error and not (code and found.get("failure")):
+        return "wrong: --json tells another outcome than the exit code"
     return None
 
 

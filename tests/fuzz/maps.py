@@ -13,7 +13,7 @@ from case import Check, Recipe
 from values import JSON_VALUES, SQL_VALUES, Rng, choice, damaged, draw_damage, draw_path, replaced
 
 from anchor3r.store import load_map
-from anchor3r.store.database import CHECKED, row_checksum
+from anchor3r.store.database import CHECKED, META_CHECKSUM, meta_checksum, row_checksum
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     **CHECKED,
@@ -179,6 +179,9 @@ def _change(path: Path, recipe: Recipe) -> None:
         else:
             for cell in recipe["cells"]:
                 _change_cell(database, cell)
+        checksum = str(meta_checksum(database))
+        database.execute("UPDATE meta SET value = ? WHERE key = ?", (checksum, META_CHECKSUM))
+        database.commit()
         for table, columns in CHECKED.items():  # so that it is the contents that have to be looked at
             database.execute(f"UPDATE {table} SET checksum = row_checksum({', '.join(columns)})")
         database.commit()

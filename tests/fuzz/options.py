@@ -17,17 +17,30 @@ OPTIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "map": (
         ["map", SMALL, "--out", "out", "--predictor", "ground-truth"],
         ("--window", "--every", "--seed", "--threads", "--start", "--stop", "--stride", "--fov", "--intrinsics",
-         "--distortion", "--fisheye", "--device", "--dtype", "--predictor"),
+         "--distortion", "--fisheye", "--device", "--dtype", "--predictor", "--camera", "--order"),
     ),
     "refine": (
         ["refine", "map"],
         ("--keyframe-interval", "--top-k", "--descriptor", "--predictor", "--threads", "--name", "--method",
          "--scale", "--accept-loop", "--reject-loop", "--device"),
     ),
+    "densify": (["densify", "map"], ("--size", "--every", "--fill", "--threads", "--poses")),
+    "fuse": (
+        ["fuse", "map", "--depths", "predicted", "--min-component", "10", "--min-views", "1"],
+        ("--voxel", "--confidence", "--min-views", "--min-component", "--truncation", "--memory-mb", "--poses"),
+    ),
+    "batch": (
+        ["batch", "manifest.csv", "--out", "out"],
+        ("--shard", "--tries", "--map.window", "--map.seed", "--refine.top-k", "--refine.keyframe-interval"),
+    ),
+    "distances": (
+        ["refine", "map", "--no-loops", "--distance", "0", "9", "10"],
+        ("--distance-sigma", "--gnss-sigma", "--gnss-offset", "--gnss", "--speed", "--scale", "--method"),
+    ),
     "export": (
         ["export", "map", "--format", "ply", "--out", "out.ply"],
         ("--poses", "--frames", "--component", "--gaps", "--confidence", "--voxel", "--max-points", "--format",
-         "--images", "--cameras"),
+         "--images", "--cameras", "--points", "--max-faces"),
     ),
     "render": (["render", "map", "--out", "out.png"], ("--size", "--view", "--poses", "--points", "--confidence")),
     "report": (["report", "map", "--out", "out.html"], ("--poses",)),
@@ -69,6 +82,12 @@ OUTPUTS: dict[str, list[str]] = {
     "export-tum": ["export", "map", "--format", "tum", "--out"],
     "export-colmap": ["export", "map", "--format", "colmap", "--images", "map", "--out"],
     "export-glb": ["export", "map", "--format", "glb", "--out"],
+    "export-rrd": ["export", "map", "--format", "rrd", "--out"],
+    "export-mcap": ["export", "map", "--format", "mcap", "--out"],
+    "export-las": ["export", "map", "--format", "las", "--out"],
+    "export-mesh": ["export", "map", "--format", "mesh", "--out"],
+    "batch": ["batch", "manifest.csv", "--out"],
+    "demo": ["demo", "--frames", "6", "--out"],
     "render": ["render", "map", "--out"],
     "report": ["report", "map", "--out"],
     "view": ["view", "map", "--save"],
@@ -91,7 +110,8 @@ PLACES = (
     "CON.txt", "a:b.tum", "~/x/../../y", "\udcff.ply",
 )  # fmt: skip
 PRECIOUS = ("map/map.sqlite", "victim")
-INPUTS = ("graph.npz", "map.tum", "net.safetensors")
+INPUTS = ("graph.npz", "map.tum", "net.safetensors", "manifest.csv")
+WRITES_ITS_MAP = ("refine", "densify", "fuse", "distances")
 """Files that must not change if the command reads them; other ordinary files may be replaced."""
 
 
@@ -149,7 +169,7 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
 
     def check(code: int, folder: Path) -> str | None:
         changed = [name for name in before if _digest(folder / name) != before[name]]
-        if recipe.get("command") in ("refine",):
+        if recipe.get("command") in WRITES_ITS_MAP:
             changed = [name for name in changed if name != "map/map.sqlite"]
         return f"wrong: {changed[0]} was changed" if changed else None
 
@@ -158,7 +178,7 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
 
 def _lay_out(folder: Path, material: Path) -> None:
     shutil.copytree(material / "map", folder / "map")
-    for name in ("graph.npz", "map.tum", "net.safetensors", "results.json"):
+    for name in ("graph.npz", "map.tum", "net.safetensors", "results.json", "manifest.csv"):
         shutil.copy(material / name, folder / name)
     (folder / "victim").write_text("precious")
     (folder / "folder").mkdir()

@@ -9,13 +9,20 @@ from pathlib import Path
 
 from case import Check, Recipe
 from graphs import make_odd
-from values import Rng, choice, damaged, draw_damage, draw_text_edits, edited, write
+from values import Rng, choice, damaged, draw_damage, draw_number_edits, draw_text_edits, edited, write
 
 SUFFIXES = ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2")
 TABLES = {
     "kitti": ("kitti:IN/03", ("sequences/03/calib.txt", "sequences/03/times.txt", "poses/03.txt")),
     "tum": ("tum:IN", ("rgb.txt", "groundtruth.txt")),
     "7scenes": ("7scenes:IN", ("frame-000000.pose.txt", "frame-000002.pose.txt")),
+    "euroc": (
+        "euroc:IN",
+        ("mav0/cam0/data.csv", "mav0/cam0/sensor.yaml", "mav0/state_groundtruth_estimate0/data.csv"),
+    ),
+    "icl": ("icl-nuim:IN", ("room.gt.freiburg",)),
+    "replica": ("replica:IN/room0", ("room0/traj.txt", "cam_params.json")),
+    "eth3d": ("eth3d:IN", ("rgb.txt", "groundtruth.txt", "calibration.txt")),
 }
 SCRIPTS = (
     "ffconcat version 1.0\nfile secret.mp4\n", "#EXTM3U\n#EXTINF:1,\nsecret.mp4\n#EXT-X-ENDLIST\n",
@@ -63,7 +70,9 @@ def draw(rng: Rng, material: Path) -> Recipe:
         recipe |= {
             "kind": kind,
             "name": name,
-            "edits": draw_text_edits(rng, (material / kind / name).read_text()),
+            "edits": choice(rng, (draw_number_edits, draw_text_edits))(
+                rng, (material / kind / name).read_text()
+            ),
         }
         recipe["predictor"] = choice(rng, ("ground-truth", "features"))
     elif how == "script":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from training_sets import write_miniatures
 
 from anchor3r.cli.main import main
 from anchor3r.store import load_map
@@ -29,6 +31,10 @@ def make_material(folder: Path) -> None:
     _pictures(folder)
     _checkpoints(folder)
     _projects(folder)
+    _tracks(folder / "tracks")
+    write_miniatures(folder / "sets")
+    _command("data", "check", "blendedmvs", folder / "sets/blendedmvs", "--sequences", "1", "--pairs", "2")
+    _command("batch", _manifest(folder / "manifest.csv"), "--out", folder / "batch")
 
 
 def _command(*arguments: str | Path) -> None:
@@ -105,6 +111,7 @@ def _pictures(folder: Path) -> None:
     # Too few frames for a pose, which is no matter: the kernels are loaded.
     main(["map", str(folder / "clip.mp4"), "--predictor", "features", "--out", str(folder / "of-clip")])
     _tum(folder / "tum", images)
+    _slam_sets(folder)
     _seven_scenes(folder / "7scenes", images)
 
 
@@ -123,13 +130,23 @@ def _video(path: Path, images: Path) -> None:
 
 def _bags(folder: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
-    from recordings import Recorded, write_foxglove, write_ros1, write_ros2
+    from recordings import (
+        Recorded,
+        write_foxglove,
+        write_json_mcap,
+        write_ros1,
+        write_ros2,
+        write_ros2_mcap_file,
+    )
 
     recorded = Recorded()
     write_ros1(folder / "run", recorded)
     write_foxglove(folder / "run", recorded)
+    write_json_mcap(folder / "json", recorded)
+    write_ros2_mcap_file(folder / "ros2-mcap", recorded).rename(folder / "ros2.mcap")
     (ros2,) = write_ros2(folder / "ros2", recorded).glob("*.db3")
-    ros2.rename(folder / "run.db3")
+    shutil.copy(ros2, folder / "run.db3")
+    main(["map", f"bag:{folder / 'run.bag'}", "--predictor", "features", "--out", str(folder / "of-bag")])
 
 
 def _tum(folder: Path, images: Path) -> None:
@@ -141,6 +158,76 @@ def _tum(folder: Path, images: Path) -> None:
         truth.append(f"{number / 10:.4f} 0 0 {number} 0 0 0 1")
     (folder / "rgb.txt").write_text("\n".join(rgb) + "\n")
     (folder / "groundtruth.txt").write_text("\n".join(truth) + "\n")
+
+
+def _slam_sets(folder: Path) -> None:
+    """EuRoC, ICL-NUIM, Replica and ETH3D-SLAM."""
+    from test_slam_datasets import write_euroc, write_replica
+
+    write_euroc(folder / "slam")[0].rename(folder / "euroc")
+    write_replica(folder / "replica")
+    shutil.copytree(folder / "tum", folder / "eth3d")
+    (folder / "eth3d/calibration.txt").write_text("60 60 32 24\n")
+    icl = folder / "icl"
+    for name in ("rgb", "depth"):
+        (icl / name).mkdir(parents=True)
+    for number in range(1, 5):
+        shutil.copy(folder / f"{number - 1}.png", icl / f"rgb/{number}.png")
+        Image.fromarray(np.full((48, 64), 5000 * number, np.uint16)).save(icl / f"depth/{number}.png")
+    (icl / "room.gt.freiburg").write_text("".join(f"{k} 0 0 {k / 10} 0 0 0 1\n" for k in range(1, 5)))
+
+
+def _tracks(folder: Path) -> None:
+    """Where the camera of the map was, in every format of positions; and how fast."""
+    (folder / "oxts/data").mkdir(parents=True)
+    with load_map(folder.parent / "map") as scene_map:
+        truth = scene_map.true_trajectory()
+    assert truth is not None
+    assert truth.timestamps_s is not None
+    gpx, nmea, table, local, captions, moments = [], [], [], [], [], []
+    for k, (time_s, (x, _, z)) in enumerate(
+        zip(truth.timestamps_s, truth.world_from_camera.translation, strict=True)
+    ):
+        latitude, longitude = 48 + z / 111_000, 11 + x / 74_000
+        clock = f"00:00:{time_s:09.6f}"
+        gpx.append(
+            f'<trkpt lat="{latitude:.8f}" lon="{longitude:.8f}"><ele>500</ele><time>1970-01-01T{clock}Z</time></trkpt>'
+        )
+        minutes = [f"{60 * (value % 1):08.5f}" for value in (latitude, longitude)]
+        body = (
+            f"GPGGA,{clock.replace(':', '')[:10]},48{minutes[0]},N,011{minutes[1]},E,1,08,0.9,500.0,M,0,M,,"
+        )
+        nmea.append(f"${body}*{np.bitwise_xor.reduce(np.frombuffer(body.encode(), np.uint8)):02X}")
+        table.append(f"{time_s},{latitude:.8f},{longitude:.8f},500,1.5")
+        local.append(f"{time_s},{x},{z},0,0.1")
+        captions.append(f"{k + 1}\n{clock[:12].replace('.', ',')} --> {clock[:12].replace('.', ',')}\n"
+                        f"[latitude: {latitude:.8f}] [longitude: {longitude:.8f}] [altitude: 500]\n")  # fmt: skip
+        moments.append(f"1970-01-01 {clock}000")
+        (folder / f"oxts/data/{k:010d}.txt").write_text(f"{latitude:.8f} {longitude:.8f} 500 " + "1 " * 27)
+    (folder / "track.gpx").write_text("<gpx><trk><trkseg>" + "\n".join(gpx) + "</trkseg></trk></gpx>")
+    (folder / "track.nmea").write_text("\n".join(nmea) + "\n")
+    (folder / "track.csv").write_text("\n".join(["time,latitude,longitude,altitude,sigma", *table]) + "\n")
+    (folder / "local.csv").write_text("\n".join(["time,x,y,z,sigma", *local]) + "\n")
+    (folder / "track.srt").write_text("\n".join(captions))
+    (folder / "oxts/timestamps.txt").write_text("\n".join(moments) + "\n")
+    (folder / "speed.txt").write_text(
+        "".join(f"{time_s} {5 + k % 3}\n" for k, time_s in enumerate(truth.timestamps_s))
+    )
+    shutil.copytree(folder.parent / "map", folder.parent / "placed")
+    _command(
+        "refine",
+        folder.parent / "placed",
+        "--no-loops",
+        "--gnss",
+        folder / "local.csv",
+        "--gnss-sigma",
+        "0.01",
+    )
+
+
+def _manifest(path: Path) -> Path:
+    path.write_text(f"source,predictor,stop,export\n{WORLD},ground-truth,3,tum\n")
+    return path
 
 
 def _seven_scenes(folder: Path, images: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,33 @@ def draw_text_edits(rng: Rng, text: str) -> list[list[Any]]:
     return edits
 
 
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+def draw_number_edits(rng: Rng, text: str) -> list[list[Any]]:
+    """A few numbers of a text and what to write in their places, as JSON."""
+    count = max(1, len(_NUMBER.findall(text)))
+    return [
+        ["number", int(rng.integers(count)), 0, choice(rng, NUMBERS)] for _ in range(int(rng.integers(1, 3)))
+    ]
+
+
+def _with_number(text: str, at: int, value: str) -> str:
+    found = list(_NUMBER.finditer(text))
+    if not found:
+        return text
+    start, stop = found[at % len(found)].span()
+    return text[:start] + value + text[stop:]
+
+
 def edited(text: str, edits: list[list[Any]]) -> str:
     """The text after those edits."""
+    for kind, at, _, value in edits:
+        if kind == "number":
+            text = _with_number(text, at, value)
+    edits = [edit for edit in edits if edit[0] != "number"]
+    if not edits:
+        return text
     lines = text.splitlines()
     for kind, line, word, value in edits:
         if not lines:

@@ -130,7 +130,7 @@ def test_distances_and_speeds_give_metres(
         (["--distance", "3", "3", "1"], "two different frames"),
         (["--distance", "3", "9999", "1"], "frame 9999 has no pose"),
         (["--distance", "3", "9", "nan"], "positive number"),
-        (["--gnss", "none.csv"], "no such file"),
+        (["--gnss", "none.csv"], "No such file"),
         (["--gnss", "far.csv"], "no time in common"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
         (["--gnss", "few.csv"], "it takes 4"),

@@ -415,6 +415,7 @@ def test_maps_of_format_1_are_read_as_they_are_and_upgraded_when_written(tmp_pat
         database.execute("ALTER TABLE loops DROP COLUMN search")
         for table in ("searches", "refinements", "verdicts"):
             database.execute(f"DROP TABLE {table}")
+        database.execute("DELETE FROM meta WHERE key = 'checksum'")
         database.execute("PRAGMA user_version = 1")
 
     def check() -> None:
@@ -539,7 +540,7 @@ def test_confidences_are_probabilities_also_in_maps_that_are_older(tmp_path: Pat
         assert_allclose(point_map.confidence, 0.75)
     database = sqlite3.connect(folder / DATABASE)
     with database:
-        database.execute("DELETE FROM meta WHERE key = 'points_confidence'")
+        database.execute("DELETE FROM meta WHERE key IN ('points_confidence', 'checksum')")
     database.close()
     with load_map(folder) as older:
         point_map = older.points(0)

@@ -86,7 +86,7 @@ def json_only(wanted: bool) -> Iterator[None]:
         return
     _program_output, _printed = sys.stdout, False
     try:
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        with open(os.devnull, "w", errors="backslashreplace") as nowhere, redirect_stdout(nowhere):
             yield
     finally:
         _program_output = None

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from anchor3r.datasets.dataset import Card, DataSet, SequenceTable, rigid
 from anchor3r.datasets.files import Files
 from anchor3r.datasets.formats import mask, png16
-from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding
+from anchor3r.limits import LIMITS
 
 MIN_QUALITY = 0.5
 """Sequences whose viewpoints COLMAP found with a lower score are left out, as all who train on them do."""
@@ -83,10 +84,12 @@ def _cameras(frames: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray
 
 
 def _annotations(files: Files, name: str) -> list[dict[str, Any]]:
-    try:
-        return json.loads(gzip.decompress(files.read(name)))
-    except (OSError, EOFError, ValueError) as error:
-        raise Anchor3RError(f"{files.root / name} cannot be read ({error}); get it again") from error
+    with decoding(str(files.root / name), "get it again"), files.open(name) as packed:
+        with gzip.open(packed) as file:
+            text = file.read(LIMITS.array_bytes + 1)
+        if len(text) > LIMITS.array_bytes:
+            raise ValueError(f"unpacked it has more than {LIMITS.array_bytes:,} bytes")
+        return json.loads(text)
 
 
 @lru_cache(maxsize=1)

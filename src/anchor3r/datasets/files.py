@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import operator
 import os
 import tarfile
 from abc import ABC, abstractmethod
@@ -23,6 +24,8 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import replacing, replacing_folder
+from anchor3r.io.inputs import decoding, insist_on_file
+from anchor3r.limits import LIMITS
 from anchor3r.sources.images import natural_key
 
 SHARD_INDEX = "shards.json"
@@ -57,7 +60,12 @@ class Files(ABC):
 
     def read(self, name: str) -> bytes:
         with self.open(name) as file:
-            return file.read()
+            data = file.read(LIMITS.blob_bytes + 1)
+        if len(data) > LIMITS.blob_bytes:
+            raise Anchor3RError(
+                f"{self.root / name} has more than {LIMITS.blob_bytes:,} bytes; check that it is whole"
+            )
+        return data
 
     def text(self, name: str) -> str:
         return self.read(name).decode("utf-8", errors="replace")
@@ -80,7 +88,7 @@ class Files(ABC):
     def json(self, name: str) -> object:
         try:
             return json.loads(self.read(name))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Anchor3RError(f"{self.root / name} is no JSON file ({error}); get it again") from error
 
 
@@ -104,7 +112,7 @@ class FolderFiles(Files):
 
     def open(self, name: str) -> BinaryIO:
         try:
-            return open(self.root / name, "rb")
+            return open(insist_on_file(self.root / name), "rb")
         except OSError as error:
             raise Anchor3RError(
                 f"cannot read {self.root / name} ({error.strerror}); check that it was unpacked"
@@ -127,9 +135,7 @@ class ShardFiles(Files):
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        index = json.loads((root / SHARD_INDEX).read_text())
-        self.shards: list[str] = index["shards"]
-        self.members: dict[str, tuple[int, int, int]] = {k: tuple(v) for k, v in index["members"].items()}
+        self.shards, self.members = _shard_index(root / SHARD_INDEX)
         folders: dict[str, tuple[set[str], set[str]]] = {}
         for name in self.members:
             folder, _, last = name.rpartition("/")
@@ -144,11 +150,30 @@ class ShardFiles(Files):
         if name not in self.members:
             raise Anchor3RError(f"no shard in {self.root} holds {name}; pack the data set again")
         shard, offset, size = self.members[name]
-        file = open(self.root / self.shards[shard], "rb")  # noqa: SIM115  # closed with its part
+        path = insist_on_file(self.root / self.shards[shard])
+        file = open(path, "rb")  # noqa: SIM115  # closed with its part
         return io.BufferedReader(_Part(file, offset, size))
 
     def _entries(self, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return self._listings.get(folder, ((), ()))
+
+
+def _shard_index(path: Path) -> tuple[list[str], dict[str, tuple[int, int, int]]]:
+    """Names of the shards; and of each file its shard, where it begins there and its size in bytes."""
+    with decoding(str(path), "pack the data set again"):
+        index = json.loads(insist_on_file(path, max_bytes=LIMITS.text_bytes).read_text())
+        shards = [str(name) for name in index["shards"]]
+        members = {name: _integers(value) for name, value in index["members"].items()}
+        if any(not 0 <= shard < len(shards) or min(rest) < 0 for shard, *rest in members.values()):
+            raise ValueError("it names a place that no shard has")
+        if any(Path(name).name != name for name in shards):
+            raise ValueError("it names shards in other folders")
+    return shards, members
+
+
+def _integers(value: list[int]) -> tuple[int, int, int]:
+    shard, offset, size = value
+    return operator.index(shard), operator.index(offset), operator.index(size)
 
 
 class _Part(io.RawIOBase):

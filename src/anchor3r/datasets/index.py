@@ -23,12 +23,13 @@ import numpy as np
 from anchor3r.datasets.dataset import DataSet, Recording, SequenceTable
 from anchor3r.datasets.files import Files, open_files
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import DAMAGED, decoding
 
 THREADS = 8
 """Sequences that are looked at together; most of the time is spent waiting for the disk."""
 MIN_POSED = 2
 """A sequence with fewer frames that have a pose cannot be used."""
-_UNREADABLE = (Anchor3RError, ValueError, KeyError, IndexError, TypeError, OSError)
+_UNREADABLE = (Anchor3RError, *DAMAGED)
 """What reading a sequence raises if a file is missing or is not what its name says."""
 
 
@@ -90,7 +91,8 @@ def index_set(
     root = Path(root).expanduser().resolve()
     folder = folder or index_folder(dataset, root)
     files = _opened(root)
-    names = dataset.names(files)
+    with decoding(f"the list of sequences in {root}", "get it again"):
+        names = dataset.names(files)
     if not names:
         raise dataset.nothing_found(files)
     journal = folder / "index.jsonl"

@@ -6,6 +6,7 @@ a file says, follows it elsewhere, or takes more memory than `Limits` allows.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import stat
@@ -27,7 +28,7 @@ from anchor3r.limits import LIMITS
 DAMAGED = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, EOFError, OSError,
     RuntimeError, MemoryError, SyntaxError, ImportError, struct.error, zlib.error, zipfile.BadZipFile,
-    tokenize.TokenError,
+    tokenize.TokenError, csv.Error,
 )  # fmt: skip
 """What decoders of numpy, torch, Pillow and Python raise on damaged data, as random damage has shown."""
 

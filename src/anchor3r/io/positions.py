@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.inputs import decoding, insist_on_file, text_lines
 from anchor3r.io.tables import parse_numbers, read_fields
+from anchor3r.limits import LIMITS
 
 Float = NDArray[np.float64]
 
@@ -62,14 +64,12 @@ class _Fix:
 def read_positions(path: Path | str) -> PositionFixes:
     """Reads a file, or a folder of KITTI's oxts, by its name and contents."""
     path = Path(path)
-    if not path.exists():
-        raise Anchor3RError(f"cannot read {path}: there is no such file; check the path")
-    reader = _reader(path)
-    is_local = reader is _read_local_csv
-    try:
+    if not path.is_dir():
+        insist_on_file(path, max_bytes=LIMITS.text_bytes)
+    with decoding(str(path), "check that it is the right file, or get it again"):
+        reader = _reader(path)
         fixes = list(reader(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise Anchor3RError(f"cannot read {path} ({error}); check the file") from error
+    is_local = reader is _read_local_csv
     if not fixes:
         raise Anchor3RError(f"{path} holds no positions with times; check that it is the right file")
     fixes.sort(key=lambda fix: fix.time_s)
@@ -164,7 +164,7 @@ def _read_gpx(path: Path) -> Iterator[_Fix]:
 def _read_nmea(path: Path) -> Iterator[_Fix]:
     """GGA sentences, with the date of the RMC or ZDA sentence before; days that pass are counted."""
     day_s, last_s, date_s = 0.0, -np.inf, 0.0
-    for number, line in enumerate(path.read_text("ascii", "replace").splitlines(), 1):
+    for number, line in text_lines(path, errors="replace"):
         fields = line.strip().split("*")[0].split(",")
         if not fields[0].startswith("$") or not _has_right_checksum(line):
             continue
@@ -225,8 +225,8 @@ _COLUMNS = {
 
 
 def _csv_header(path: Path) -> list[str]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        return [name.strip().lower() for name in next(csv.reader(file), [])]
+    lines = (line for _, line in text_lines(path))
+    return [name.strip().lower() for name in next(csv.reader(lines), [])]
 
 
 def _read_csv(path: Path) -> Iterator[_Fix]:
@@ -247,14 +247,14 @@ def _csv_rows(path: Path, axes: Sequence[str], *, needed: Sequence[str]) -> Iter
             f"{path} has no column {', '.join(missing)}; its first line has to name time, latitude, "
             "longitude and, where known, altitude, sigma (metres), sigma_up; or time, x, y, z in metres"
         )
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        for number, row in enumerate(csv.reader(file), 1):
-            if number == 1 or not any(field.strip() for field in row):
-                continue
-            try:
-                yield _csv_fix(f"line {number}", row, column, axes)
-            except (ValueError, IndexError) as error:
-                raise Anchor3RError(f"line {number} of {path} is damaged ({error}); correct it") from error
+    rows = csv.reader(line for _, line in text_lines(path))
+    for number, row in enumerate(rows, 1):
+        if number == 1 or not any(field.strip() for field in row):
+            continue
+        try:
+            yield _csv_fix(f"line {number}", row, column, axes)
+        except (ValueError, IndexError) as error:
+            raise Anchor3RError(f"line {number} of {path} is damaged ({error}); correct it") from error
 
 
 def _csv_fix(entry: str, row: Sequence[str], column: dict[str, int], axes: Sequence[str]) -> _Fix:
@@ -271,7 +271,7 @@ def _read_oxts(folder: Path) -> Iterator[_Fix]:
     times, files = folder / "timestamps.txt", sorted((folder / "data").glob("*.txt"))
     if not times.is_file() or not files:
         raise Anchor3RError(f"{folder} has no timestamps.txt and data/*.txt; name an oxts folder of KITTI")
-    moments = [line.strip() for line in times.read_text().splitlines() if line.strip()]
+    moments = [line.strip() for _, line in text_lines(times) if line.strip()]
     if len(moments) != len(files):
         raise Anchor3RError(f"{folder} has {len(moments)} times for {len(files)} positions; get it again")
     for moment, file in zip(moments, files, strict=True):
@@ -293,7 +293,7 @@ _MOMENT = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{1,3})\s*-->")
 def _read_captions(path: Path) -> Iterator[_Fix]:
     """The .srt that DJI's drones write beside a video: a caption a frame, timed from the video's start."""
     last: dict[str, Any] = {}
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1):
+    for number, line in text_lines(path, errors="replace"):
         if moment := _MOMENT.search(line):
             hours, minutes, seconds, fraction = moment.groups()
             last = {

@@ -6,7 +6,6 @@ As in `datasets`, ground truth that is absent is None, and a file that cannot be
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
+from anchor3r.io.inputs import insist_on_file, read_json, text_lines
 from anchor3r.io.tables import read_numbered_table, read_table, rigid_motions
 from anchor3r.io.trajectories import read_euroc, read_tum
+from anchor3r.limits import LIMITS
 from anchor3r.sources.datasets import TUM_DEPTH_UNITS_PER_M, TumSource, images_in
 from anchor3r.sources.images import DECODING_ERRORS, NOMINAL_RATE_HZ, ImageSequence, read_depth
 from anchor3r.sources.stated_camera import StatedCamera
@@ -82,7 +83,7 @@ def _euroc_camera(location: Path) -> Path:
 def _euroc_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
     """Times in nanoseconds (n,) and names of files."""
     try:
-        lines = [line.split(",") for line in path.read_text(errors="replace").splitlines()]
+        lines = [line.split(",") for _, line in text_lines(path, errors="replace")]
         rows = [(float(row[0]), row[1].strip()) for row in lines if row[0].strip() and row[0][0] != "#"]
     except (ValueError, IndexError):
         rows = []
@@ -95,10 +96,11 @@ def _euroc_sensor(path: Path) -> dict[str, Any] | None:
     """What a sensor.yaml says; None if there is none."""
     if not path.is_file():
         return None
+    insist_on_file(path, max_bytes=LIMITS.calibration_bytes)
     text = re.sub(r"^%YAML.*\n", "", path.read_text(errors="replace"))  # OpenCV's own, which YAML refuses
     try:
         sensor = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Anchor3RError(
             f"{path} is no YAML ({error}); get it again, or remove it to go without"
         ) from error
@@ -245,7 +247,7 @@ def _replica_camera(folder: Path) -> tuple[Pinhole | None, float]:
     if path is None:
         return None, REPLICA_DEPTH_UNITS_PER_M
     try:
-        camera = json.loads(path.read_text())["camera"]
+        camera = read_json(path)["camera"]
         fx, fy, cx, cy = (float(camera[name]) for name in ("fx", "fy", "cx", "cy"))
         pinhole = Pinhole(fx, fy, cx, cy, int(camera["w"]), int(camera["h"]))
         return pinhole, float(camera["scale"])

@@ -156,6 +156,8 @@ CHECKED: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Tables whose rows carry a checksum, and of which columns: a disk that has changed a bit is found out."""
+META_CHECKSUM = "checksum"
+"""Of the table meta: the checksum of its other rows, which are few and written together."""
 
 
 def row_checksum(*values: Any) -> int:
@@ -204,9 +206,7 @@ def create_database(folder: Path, meta: Mapping[str, object]) -> sqlite3.Connect
             # Without a log: closing would have to merge it, and does not tell where a full disk forbids that.
             database.executescript(f"BEGIN; {_SCHEMA}")
             _add_checksums(database)
-            database.executemany(
-                "INSERT INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in meta.items()]
-            )
+            replace_meta(database, meta)
             database.execute("COMMIT")
             _prepare_to_write(database)
         finally:
@@ -275,6 +275,32 @@ def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int)
             raise Anchor3RError(
                 f"{folder}: {DATABASE} is damaged ({found}); restore it from a copy or make the map again"
             )
+
+    if (told := _meta_checksums(database)) and told[0] != told[1]:
+        raise Anchor3RError(
+            f"{folder}: {DATABASE} is damaged (what it says of itself is not what was written); restore it "
+            "from a copy or make the map again"
+        )
+
+
+def replace_meta(database: sqlite3.Connection, values: Mapping[str, object]) -> None:
+    """Keeps facts about the map, as JSON under their names, and the checksum of all there are."""
+    database.executemany(
+        "REPLACE INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()]
+    )
+    database.execute("REPLACE INTO meta VALUES (?, ?)", (META_CHECKSUM, str(meta_checksum(database))))
+
+
+def meta_checksum(database: sqlite3.Connection) -> int:
+    """Of all facts about the map that it holds now."""
+    found = database.execute("SELECT key, value FROM meta WHERE key != ? ORDER BY key", (META_CHECKSUM,))
+    return row_checksum(*(text for row in found for text in row))
+
+
+def _meta_checksums(database: sqlite3.Connection) -> tuple[str, str] | None:
+    """The checksum that was written, and that of what is there; None in a map from before there were such."""
+    found = database.execute("SELECT value FROM meta WHERE key = ?", (META_CHECKSUM,)).fetchone()
+    return None if found is None else (str(found[0]), str(meta_checksum(database)))
 
 
 def has_checksums(database: sqlite3.Connection, table: str) -> bool:

@@ -26,7 +26,14 @@ from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.records import record_from_json
 from anchor3r.sources import Frame, Source, StatedCamera, is_remote, open_source
 from anchor3r.store import rows
-from anchor3r.store.database import CHECKED, DATABASE, explained, has_checksums, open_database
+from anchor3r.store.database import (
+    CHECKED,
+    DATABASE,
+    META_CHECKSUM,
+    explained,
+    has_checksums,
+    open_database,
+)
 from anchor3r.store.keyframe_depths import (
     DENSIFICATION_KEY,
     DEPTH_COLUMNS,
@@ -134,7 +141,8 @@ class Map:
     @_decoding
     def meta(self) -> dict[str, Any]:
         """What made the map: identity (source, predictor, config), store, versions, …"""
-        return checked_meta(self._all("SELECT key, value FROM meta"), f"{self.folder}: {DATABASE}")
+        found = self._all("SELECT key, value FROM meta WHERE key != ?", (META_CHECKSUM,))
+        return checked_meta(found, f"{self.folder}: {DATABASE}")
 
     def version(self) -> int:
         """Another number than at the last call if another process has changed the map in between."""

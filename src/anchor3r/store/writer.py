@@ -36,6 +36,7 @@ from anchor3r.store.database import (
     holds_map,
     open_database,
     remove_database,
+    replace_meta,
 )
 from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
 from anchor3r.store.meta import checked_meta
@@ -351,7 +352,7 @@ class MapWriter:
     def write_meta(self, **values: object) -> None:
         """Keeps facts about the map, as JSON under their names."""
         with self._transaction():
-            self._replace_meta(values)
+            replace_meta(self._database, values)
 
     def write_trajectory(self, name: str, trajectory: Trajectory) -> None:
         """Keeps the poses of a refinement under a name, in place of any of that name."""
@@ -444,7 +445,7 @@ class MapWriter:
             self._database.execute(KEYFRAME_DEPTHS)
             if known.get("identity") != about["identity"] or known.get("poses") != poses:
                 self._database.execute("DELETE FROM keyframe_depths")
-                self._replace_meta({DENSIFICATION_KEY: about})
+                replace_meta(self._database, {DENSIFICATION_KEY: about})
             return {row[0] for row in self._database.execute("SELECT frame FROM keyframe_depths")}
 
     def _densification(self) -> dict[str, Any]:
@@ -468,11 +469,6 @@ class MapWriter:
         self._database.execute(f"DELETE FROM edge_groups WHERE event IN ({events})", (search,))
         self._database.execute(f"DELETE FROM verdicts WHERE event IN ({events})", (search,))
         self._database.execute("DELETE FROM loops WHERE search = ?", (search,))
-
-    def _replace_meta(self, values: Mapping[str, object]) -> None:
-        self._database.executemany(
-            "REPLACE INTO meta VALUES (?, ?)", [(key, json.dumps(value)) for key, value in values.items()]
-        )
 
     def _replace_poses(self, name: str, trajectory: Trajectory) -> None:
         self._database.execute("DELETE FROM poses WHERE name = ?", (name,))
