@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3, so3_log
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.edges import EdgeKind, Edges
-from anchor3r.pose_graph.topology import Topology
+from anchor3r.pose_graph.topology import Topology, components_of
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
@@ -118,23 +118,29 @@ class Ways(NamedTuple):
 
 
 class WayFinder:
-    """Finds ways along the nodes of the coarse graph and through shortcuts: loops closed already."""
+    """Finds ways along the nodes of the coarse graph and through shortcuts: loops closed already.
+
+    A shortcut costs nothing, so that nodes which shortcuts join are one place, and ways lead from place to
+    place along the steps of odometry.
+    """
 
     def __init__(self, row: Int, earlier: Int, later: Int) -> None:
         """row: (c,) first frame of each node; earlier, later: (q,) nodes that odometry joins."""
-        self._next, self._previous = np.full(len(row), -1), np.full(len(row), -1)
-        self._next[earlier], self._previous[later] = later, earlier
         self._row = row
+        self._from, self._to = np.concatenate([earlier, later]), np.concatenate([later, earlier])
         self.open((np.empty(0, np.int64), np.empty(0, np.int64)))
 
     def open(self, shortcuts: tuple[Int, Int]) -> None:
         """Takes these pairs of nodes, and no others, for shortcuts from now on."""
-        low, high = np.minimum(*shortcuts), np.maximum(*shortcuts)
-        keys = np.unique(low * len(self._row) + high)
-        pair = keys // len(self._row), keys % len(self._row)
-        a, b = np.concatenate(pair), np.concatenate(pair[::-1])
-        order = np.argsort(a, kind="stable")
-        self._first, self._other = np.searchsorted(a[order], np.arange(len(self._row) + 1)), b[order]
+        self._place, first_node = components_of(len(self._row), *shortcuts)
+        place_from, place_to = self._place[self._from], self._place[self._to]
+        steps = np.flatnonzero(place_from != place_to)
+        steps = steps[np.argsort(place_from[steps], kind="stable")]
+        self._steps = _Steps(
+            np.searchsorted(place_from[steps], np.arange(len(first_node) + 1)),
+            place_from[steps], place_to[steps], self._from[steps], self._to[steps],
+            np.abs(self._row[self._to] - self._row[self._from])[steps].astype(np.float64),
+        )  # fmt: skip
 
     def find(self, start: Int, end: Int, target: Float, center: Float) -> Ways:
         """From nodes `start` to nodes `end` (k,); errors are seen at `target` (k, 3).
@@ -158,79 +164,84 @@ class WayFinder:
         self, start: Int, end: Int, target: Float, center: Float, reach: float, frames: Float, rate: Float
     ) -> None:
         _find_ways(
-            start, end, np.ascontiguousarray(target), np.ascontiguousarray(center), self._row,
-            self._next, self._previous, self._first, self._other, reach, frames, rate,
+            self._place[start], self._place[end], np.ascontiguousarray(target), np.ascontiguousarray(center),
+            self._steps, reach, frames, rate,
         )  # fmt: skip
+
+
+class _Steps(NamedTuple):
+    """Steps of odometry from one place to another, there and back, by the place that they lead from."""
+
+    first: Int
+    """(places + 1,) the first step from each place"""
+    place_from: Int
+    place_to: Int
+    node_from: Int
+    node_to: Int
+    num_frames: Float
 
 
 @kernel
 def _find_ways(
-    start: Int, end: Int, target: Float, center: Float, row: Int, following: Int, previous: Int,
-    first: Int, other: Int, reach: float, frames: Float, rate: Float,
+    start: Int, end: Int, target: Float, center: Float, steps: _Steps, reach: float,
+    frames: Float, rate: Float,
 ) -> None:  # fmt: skip
-    """Dijkstra's algorithm from every start until its end or `reach` is reached; a shortcut costs nothing."""
-    c = len(row)
-    distance, came_from = np.full(c, np.inf), np.full(c, -1)
-    heap_key, heap_node = np.empty(4 * c + 2 * len(other) + 4), np.empty(4 * c + 2 * len(other) + 4, np.int64)
-    touched = np.empty(c, np.int64)
+    """Dijkstra's algorithm from every place in `start` until its end or `reach` is reached."""
+    num_places, num_steps = len(steps.first) - 1, len(steps.place_to)
+    distance, came_by = np.full(num_places, np.inf), np.full(num_places, -1)
+    heap_key, heap_place = np.empty(num_steps + 2), np.empty(num_steps + 2, np.int64)
+    touched = np.empty(num_places, np.int64)
     for k in range(len(start)):
         size, num_touched = 1, 1
-        heap_key[0], heap_node[0] = 0.0, start[k]
-        distance[start[k]], came_from[start[k]], touched[0] = 0.0, -1, start[k]
+        heap_key[0], heap_place[0] = 0.0, start[k]
+        distance[start[k]], came_by[start[k]], touched[0] = 0.0, -1, start[k]
         while size > 0:
-            key, node = heap_key[0], heap_node[0]
-            size = _pop(heap_key, heap_node, size)
-            if key > distance[node]:
-                continue
-            if node == end[k]:
+            key, place = heap_key[0], heap_place[0]
+            if place == end[k]:
                 break
-            count = first[node + 1] - first[node]
-            for step in range(count + 2):
-                if step < count:
-                    neighbour, cost = other[first[node] + step], 0.0
-                else:
-                    neighbour = following[node] if step == count else previous[node]
-                    cost = float(abs(row[neighbour] - row[node])) if neighbour >= 0 else np.inf
-                if neighbour < 0 or key + cost > reach or not key + cost < distance[neighbour]:
+            size = _pop(heap_key, heap_place, size)
+            if key > distance[place]:
+                continue
+            for step in range(steps.first[place], steps.first[place + 1]):
+                other, there = steps.place_to[step], key + steps.num_frames[step]
+                if there > reach or not there < distance[other]:
                     continue
-                if np.isinf(distance[neighbour]):
-                    touched[num_touched] = neighbour
+                if np.isinf(distance[other]):
+                    touched[num_touched] = other
                     num_touched += 1
-                distance[neighbour], came_from[neighbour] = key + cost, node
-                heap_key[size], heap_node[size] = key + cost, neighbour
-                size = _sift_up(heap_key, heap_node, size)
+                distance[other], came_by[other] = there, step
+                heap_key[size], heap_place[size] = there, other
+                size = _sift_up(heap_key, heap_place, size)
         frames[k] = distance[end[k]]
         if np.isfinite(frames[k]) and len(rate) > 0:
-            _accumulate(end[k], came_from, distance, center, target[k], rate[k])
+            _accumulate(came_by[end[k]], came_by, steps, center, target[k], rate[k])
         distance[touched[:num_touched]] = np.inf
 
 
 @kernel
-def _accumulate(end: int, came_from: Int, distance: Float, center: Float, target: Float, rate: Float) -> None:
+def _accumulate(last: int, came_by: Int, steps: _Steps, center: Float, target: Float, rate: Float) -> None:
     """Adds what every step of the way does to the target: a turn about, or a stretch from, its middle."""
-    node = end
+    step = last
     moves = np.zeros((7, 4))  # what turns about three axes, and a stretch, do to the target
     moves[0, 0] = moves[1, 1] = moves[2, 2] = moves[6, 3] = 1.0
-    while came_from[node] >= 0:
-        back = came_from[node]
-        frames = distance[node] - distance[back]
-        if frames > 0:
-            length_sq = 0.0
-            for axis in range(3):
-                moves[3 + axis, 3] = target[axis] - 0.5 * (center[node, axis] + center[back, axis])
-                length_sq += (center[node, axis] - center[back, axis]) ** 2
-            moves[3, 1], moves[3, 2] = moves[5, 3], -moves[4, 3]
-            moves[4, 0], moves[4, 2] = -moves[5, 3], moves[3, 3]
-            moves[5, 0], moves[5, 1] = moves[4, 3], -moves[3, 3]
-            for a in range(7):
-                for b in range(7):
-                    turned = moves[a, 0] * moves[b, 0] + moves[a, 1] * moves[b, 1] + moves[a, 2] * moves[b, 2]
-                    rate[0, a, b] += frames * turned
-                    rate[1, a, b] += frames * moves[a, 3] * moves[b, 3]
-            # Within the step errors add up too: a length of the step itself is known no better.
-            for axis in range(3):
-                rate[1, 3 + axis, 3 + axis] += frames * length_sq / 12
-        node = back
+    while step >= 0:
+        node, back, frames = steps.node_to[step], steps.node_from[step], steps.num_frames[step]
+        length_sq = 0.0
+        for axis in range(3):
+            moves[3 + axis, 3] = target[axis] - 0.5 * (center[node, axis] + center[back, axis])
+            length_sq += (center[node, axis] - center[back, axis]) ** 2
+        moves[3, 1], moves[3, 2] = moves[5, 3], -moves[4, 3]
+        moves[4, 0], moves[4, 2] = -moves[5, 3], moves[3, 3]
+        moves[5, 0], moves[5, 1] = moves[4, 3], -moves[3, 3]
+        for a in range(7):
+            for b in range(7):
+                turned = moves[a, 0] * moves[b, 0] + moves[a, 1] * moves[b, 1] + moves[a, 2] * moves[b, 2]
+                rate[0, a, b] += frames * turned
+                rate[1, a, b] += frames * moves[a, 3] * moves[b, 3]
+        # Within the step errors add up too: a length of the step itself is known no better.
+        for axis in range(3):
+            rate[1, 3 + axis, 3 + axis] += frames * length_sq / 12
+        step = came_by[steps.place_from[step]]
 
 
 @kernel

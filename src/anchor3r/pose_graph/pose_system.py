@@ -30,6 +30,9 @@ Index = NDArray[np.integer]
 
 
 _NEGLIGIBLE = 1e-14  # terms of a series that starts with 1
+_End = tuple[float, so3.Vector, float, so3.Vector]
+"""What moving the node of an edge's end does to y: the sign of its turn ω, and p, u, g of its translation
+p × ω + u γ + σ g."""
 
 
 class PoseEdges(NamedTuple):
@@ -281,24 +284,22 @@ def assemble(
     slot (m,): the pair of each edge, whose block is H[low, high]; -1 for an edge whose pair is left out.
     """
     b = diagonal.shape[1]
-    at_i, at_t = np.zeros((6, b)), np.zeros((6, b))
-    half_i, half_t = np.zeros((6, b)), np.zeros((6, b))
+    work = np.zeros((4, 6, b))
     for e in range(len(edges.i)):
         i, t = edges.i[e], edges.t[e]
         node_i, node_t = nodes.node[i], nodes.node[t]
         if node_i == node_t or (metric.ndim == 2 and metric[e, 0] == 0):
             continue
-        u = np.exp(-state.log_scale[t])
-        _node_jacobians(_scaled_displacement(state, i, t), u, nodes.offset[i], nodes.offset[t], at_i, at_t)
-        _weigh(metric, e, at_i, half_i)
-        _weigh(metric, e, at_t, half_t)
-        _add_product(at_i, half_i, diagonal[node_i])
-        _add_product(at_t, half_t, diagonal[node_t])
+        end_i, end_t = _ends(state, i, t, so3.load3(nodes.offset[i]), so3.load3(nodes.offset[t]))
+        if metric.ndim != 2:
+            _weigh_ends(metric[e], end_i, end_t, work)
+        _add_block(metric, e, end_i, end_i, work[0], work[2], diagonal[node_i])
+        _add_block(metric, e, end_t, end_t, work[1], work[3], diagonal[node_t])
         if slot[e] >= 0:
             if node_i < node_t:
-                _add_product(at_i, half_t, pairs[slot[e]])
+                _add_block(metric, e, end_i, end_t, work[0], work[3], pairs[slot[e]])
             else:
-                _add_product(at_t, half_i, pairs[slot[e]])
+                _add_block(metric, e, end_t, end_i, work[1], work[2], pairs[slot[e]])
 
 
 @kernel
@@ -308,65 +309,99 @@ def assemble_band(edges: PoseEdges, state: PoseState, metric: Float, reach: int,
     Edges that span more than `reach` frames add to the diagonal blocks only.
     """
     b = band.shape[1] // (reach + 1)
-    zero = np.zeros(3)
-    at_i, at_t = np.zeros((6, b)), np.zeros((6, b))
-    half_i, half_t, block = np.zeros((6, b)), np.zeros((6, b)), np.zeros((b, b))
+    here = (0.0, 0.0, 0.0)
+    work, block, diagonal = np.zeros((4, 6, b)), np.zeros((b, b)), np.zeros((len(state.center), b, b))
     for e in range(len(edges.i)):
         i, t = np.int64(edges.i[e]), np.int64(edges.t[e])
-        u = np.exp(-state.log_scale[t])
-        _node_jacobians(_scaled_displacement(state, i, t), u, zero, zero, at_i, at_t)
-        _weigh(metric, e, at_i, half_i)
-        _weigh(metric, e, at_t, half_t)
-        for node, left, right in ((i, at_i, half_i), (t, at_t, half_t)):
-            block[:] = 0
-            _add_product(left, right, block)
-            for x in range(b):
-                for y in range(x, b):
-                    band[node * b + x, y - x] += block[x, y]
+        end_i, end_t = _ends(state, i, t, here, here)
+        if metric.ndim != 2:
+            _weigh_ends(metric[e], end_i, end_t, work)
+        _add_block(metric, e, end_i, end_i, work[0], work[2], diagonal[i])
+        _add_block(metric, e, end_t, end_t, work[1], work[3], diagonal[t])
         if abs(i - t) <= reach:
             block[:] = 0
             if i < t:
-                _add_product(at_i, half_t, block)
+                _add_block(metric, e, end_i, end_t, work[0], work[3], block)
             else:
-                _add_product(at_t, half_i, block)
+                _add_block(metric, e, end_t, end_i, work[1], work[2], block)
             low, shift = min(i, t) * b, abs(i - t) * b
             for x in range(b):
                 for y in range(b):
                     band[low + x, shift + y - x] += block[x, y]
+    for n in range(len(diagonal)):
+        for x in range(b):
+            for y in range(x, b):
+                band[n * b + x, y - x] += diagonal[n, x, y]
 
 
 @kernel
-def _node_jacobians(
-    d: so3.Vector, u: float, offset_i: Float, offset_t: Float, at_i: Float, at_t: Float
+def _ends(
+    state: PoseState, i: int | np.int64, t: int | np.int64, offset_i: so3.Vector, offset_t: so3.Vector
+) -> tuple[_End, _End]:
+    """How the relative motion y of an edge follows the nodes of its ends, of which frames are offset."""
+    d, u = _scaled_displacement(state, i, t), np.exp(-state.log_scale[t])
+    o, q = offset_i, offset_t
+    grown_i = (-u * o[0], -u * o[1], -u * o[2])
+    arm_i = (d[0] + u * o[0], d[1] + u * o[1], d[2] + u * o[2])
+    grown_t = (u * q[0] - d[0], u * q[1] - d[1], u * q[2] - d[2])
+    arm_t = (-u * q[0], -u * q[1], -u * q[2])
+    return (1.0, arm_i, -u, grown_i), (-1.0, arm_t, u, grown_t)
+
+
+@kernel
+def _add_block(
+    metric: Float, e: int, left: _End, right: _End, jacobian: Float, weighed: Float, out: Float
 ) -> None:
-    """∂y/∂(node of i) and ∂y/∂(node of t), (6, b)."""
-    for k in range(3):
-        at_i[k, k], at_t[k, k] = 1, -1
-        at_i[3 + k, 3 + k], at_t[3 + k, 3 + k] = -u, u
-    x, y, z = d[0] + u * offset_i[0], d[1] + u * offset_i[1], d[2] + u * offset_i[2]
-    at_i[3, 1], at_i[3, 2], at_i[4, 0] = z, -y, -z
-    at_i[4, 2], at_i[5, 0], at_i[5, 1] = x, y, -x
-    x, y, z = -u * offset_t[0], -u * offset_t[1], -u * offset_t[2]
-    at_t[3, 1], at_t[3, 2], at_t[4, 0] = z, -y, -z
-    at_t[4, 2], at_t[5, 0], at_t[5, 1] = x, y, -x
-    if at_i.shape[1] == 7:
+    """out += ∂y/∂leftᵀ metric ∂y/∂right; where the metric is a matrix, both factors are at hand already."""
+    if metric.ndim != 2:
+        _add_product(jacobian, weighed, out)
+        return
+    c = metric[e, 1]
+    p, q, u, v, g, h = left[1], right[1], left[2], right[2], left[3], right[3]
+    # -[p] and -[q] are the turns' share of the translation: [p]ᵀ [q] = p·q I - q pᵀ
+    turned = metric[e, 0] * left[0] * right[0] + c * (p[0] * q[0] + p[1] * q[1] + p[2] * q[2])
+    for a in range(3):
         for k in range(3):
-            at_i[3 + k, 6] = -u * offset_i[k]
-            at_t[3 + k, 6] = u * offset_t[k] - d[k]
+            out[a, k] -= c * q[a] * p[k]
+        out[a, a] += turned
+        out[3 + a, 3 + a] += c * u * v
+    for a, k, r in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):  # ε_akr = 1
+        out[a, 3 + k] -= c * v * p[r]
+        out[k, 3 + a] += c * v * p[r]
+        out[3 + a, k] += c * u * q[r]
+        out[3 + k, a] -= c * u * q[r]
+        if out.shape[0] == 7:
+            out[a, 6] += c * (p[k] * h[r] - p[r] * h[k])
+            out[6, a] += c * (q[k] * g[r] - q[r] * g[k])
+            out[3 + a, 6] += c * u * h[a]
+            out[6, 3 + a] += c * v * g[a]
+            out[6, 6] += c * g[a] * h[a]
 
 
 @kernel
-def _weigh(metric: Float, e: int, jacobian: Float, out: Float) -> None:
-    """out = metric of edge e times jacobian (6, b)"""
-    for a in range(6):
-        for k in range(jacobian.shape[1]):
-            if metric.ndim == 2:
-                out[a, k] = metric[e, 0 if a < 3 else 1] * jacobian[a, k]
-            else:
+def _weigh_ends(metric: Float, end_i: _End, end_t: _End, work: Float) -> None:
+    """Fills work (4, 6, b) with ∂y/∂i, ∂y/∂t and the metric (6, 6) times each."""
+    _jacobian(end_i, work[0])
+    _jacobian(end_t, work[1])
+    for k in range(2):
+        for a in range(6):
+            for column in range(work.shape[2]):
                 total = 0.0
                 for c in range(6):
-                    total += metric[e, a, c] * jacobian[c, k]
-                out[a, k] = total
+                    total += metric[a, c] * work[k, c, column]
+                work[2 + k, a, column] = total
+
+
+@kernel
+def _jacobian(end: _End, out: Float) -> None:
+    """∂y/∂(node of an end), (6, b)"""
+    sign, p, u, g = end
+    for k in range(3):
+        out[k, k], out[3 + k, 3 + k] = sign, u
+        if out.shape[1] == 7:
+            out[3 + k, 6] = g[k]
+    out[3, 1], out[3, 2], out[4, 0] = p[2], -p[1], -p[2]
+    out[4, 2], out[5, 0], out[5, 1] = p[0], p[1], -p[0]
 
 
 @kernel
