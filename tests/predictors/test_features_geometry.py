@@ -21,7 +21,7 @@ from anchor3r.predictors.features.projection import (
     rotate,
     triangulate,
 )
-from anchor3r.predictors.features.rotation import fit_rotations
+from anchor3r.predictors.features.rotation import fit_rotations, shows_parallax
 from anchor3r.predictors.features.twoview import relate_two_views, relate_views_of_a_plane
 
 CAMERA = np.array([300.0, 305.0, 160.0, 120.0, 0.05, -0.03])
@@ -267,3 +267,16 @@ def test_a_rotation_is_found_among_tracks_that_slip(slipping: float, plausible: 
     assert found.is_plausible is plausible
     if plausible:
         assert np.degrees(rotation_angle(found.frame_from_first[-1] @ turns[-1].T)) < 0.2
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.05, 0.1])
+def test_a_translation_is_believed_only_if_points_move_along_epipolar_lines(baseline: float) -> None:
+    rng = np.random.default_rng(3)
+    first = rng.uniform([0, 0], [320, 240], (150, 2))
+    moved = SE3(so3_exp(np.array([0.02, 0.15, 0.01])), np.array([0.8, 0.1, 0.6]))
+    in_first = rays(CAMERA, first) * rng.uniform(1, 4, (150, 1))
+    now = project(CAMERA, in_first @ moved.rotation.T + baseline * moved.translation)
+    now += rng.normal(0, 0.4, now.shape)
+    now[:30] += rng.normal(0, 6, (30, 2))  # tracks that slip
+    turned = fit_rotations(np.stack([first, now]), CAMERA, 0.0, huber_px=0.5, max_error_px=2.0)
+    assert shows_parallax(first, now, turned, moved, CAMERA, noise_px=0.5) == (baseline > 0)

@@ -17,7 +17,9 @@ from anchor3r.predictors.interface import NoPoseReason, WindowPrediction, Window
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.undistortion import undistorted
+from anchor3r.sources.worlds import world_frame
 from anchor3r.threads import limited_threads
+from anchor3r.worlds import make_world, sample_config
 from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 ROOM = BoxRoom(1)
@@ -487,3 +489,16 @@ def test_configs_that_cannot_work_are_refused() -> None:
         FeaturesConfig(free_keyframes=FeaturesConfig().memory)
     with pytest.raises(ValueError, match="min_side"):
         FeaturesConfig(min_side=900)
+
+
+def test_a_turn_seen_with_an_unknown_camera_is_given_no_translation() -> None:
+    world = make_world(
+        sample_config(116, frames=150, width=320, height=240, horizontal_fov_deg=120.0, kind="open")
+    )
+    place = world.camera_from_world[0].center()
+    turned = SE3.from_center(world.camera_from_world.rotation, np.broadcast_to(place, (150, 3)))
+    still = replace(world, camera_from_world=turned)
+    predictor = FeaturesPredictor()
+    windows = [predictor.step(replace(world_frame(still, k), intrinsics=None)) for k in range(30)]
+    assert any(len(window.members) for window in windows)
+    assert all((window.member_from_anchor_translation == 0).all() for window in windows)

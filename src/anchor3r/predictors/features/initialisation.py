@@ -13,7 +13,7 @@ from anchor3r.geometry import SE3, Array, Pinhole
 from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.odometry import Odometry
 from anchor3r.predictors.features.projection import adjust_pose, camera_of
-from anchor3r.predictors.features.rotation import Rotations, fit_rotations
+from anchor3r.predictors.features.rotation import Rotations, fit_rotations, shows_parallax
 from anchor3r.predictors.features.tracking import Image
 from anchor3r.predictors.features.twoview import TwoView, relate_two_views, relate_views_of_a_plane
 
@@ -73,6 +73,12 @@ def initialise(odometry: Odometry, index: int, grey: Image) -> Odometry | Turned
             for two in _two_views(odometry, camera, can_wait=not few_left)
         ]
         started = _best(odometry, candidates, can_wait=can_wait)
+        if started is not None:
+            pair = _turned(odometry, np.array([0, len(m) - 1]))
+            if pair.rotations.is_plausible and not _shows_parallax(odometry, started, pair.rotations):
+                started = None
+                if can_wait and odometry.is_turning:
+                    return pair
     if started is not None or can_wait:
         return started
     if turned is not None and turned.rotations.is_plausible:
@@ -98,6 +104,19 @@ def _turned(odometry: Odometry, rows: NDArray[np.int64]) -> Turned:
             found, is_explained=known and found.is_explained, is_plausible=known and found.is_plausible
         )
     return Turned(m.frames[rows], found)
+
+
+def _shows_parallax(odometry: Odometry, started: Odometry, turned: Rotations) -> bool:
+    """Whether the current frame cannot have been taken from the place of the first one."""
+    points, poses = odometry.map.points, started.map.poses
+    return shows_parallax(
+        odometry.map.observed[0, points.followed],
+        points.pixel[points.followed],
+        turned,
+        poses[len(poses) - 1] @ poses[0].inverse(),
+        started.camera,
+        noise_px=odometry.config.huber_px,
+    )
 
 
 def _begin_anew(odometry: Odometry, turned: Turned, grey: Image) -> None:

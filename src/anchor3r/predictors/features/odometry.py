@@ -104,7 +104,11 @@ class Odometry:
             self.calibration = self.assumed(grey, self.camera, c.assumed_focal_sigma)
         elif self.earlier_focal_px is not None or (frame.is_nominal and c.intrinsics is None):
             center, radial = c.assumed_center_sigma * width, c.nominal_radial_sigma
-            sigma = np.array([c.doubted_focal_sigma, center, center, radial, radial])
+            focal = c.doubted_focal_sigma
+            if self.earlier_focal_px is not None:
+                # Windows state spreads that are too small by the inflation, which the found one has in it.
+                focal = self.earlier_focal_sigma / c.focal_inflation
+            sigma = np.array([focal, center, center, radial, radial])
             self.calibration = Calibration.known(self.camera, sigma)
         else:
             center, radial = c.center_sigma * width, c.radial_sigma

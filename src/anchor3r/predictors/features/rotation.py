@@ -6,11 +6,12 @@ the camera turns far enough its focal length, too. Letters: k frames, n points.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from anchor3r.geometry import Array, so3_exp
+from anchor3r.geometry import SE3, Array, so3_exp
 from anchor3r.predictors.features.projection import project, rays
 from anchor3r.predictors.features.uncertainty import noise_variance
 
@@ -25,6 +26,12 @@ _PLAUSIBLE = 0.7
 0.78 of them were explained."""
 _MAX_LOG_ZOOM = 2.0
 """Logarithm of the focal length over the one it starts from: from 60°, views of 10° to 150° lie within it."""
+_SIGNIFICANT = 3.09
+"""Standard deviations of a count that chance exceeds in one case of a thousand."""
+_MEDIAN_ERROR = 0.6745
+"""Median of the absolute value of a standard Gaussian."""
+_BASELINE = 1e-4
+"""Small translation, in distances of a point, whose direction in the image is that of its epipolar line."""
 _LEAST_ANGLE_RAD = 1e-6
 """Ridge on the rotations' information, for frames that see next to nothing."""
 
@@ -95,6 +102,30 @@ def fit_rotations(
         is_explained=bool(agreed >= _EXPLAINED and median_px < max_error_px / 2),
         is_plausible=bool(agreed >= _PLAUSIBLE and median_px < max_error_px),
     )
+
+
+def shows_parallax(
+    first: Array, now: Array, turned: Rotations, moved: SE3, camera: Array, *, noise_px: float
+) -> bool:
+    """Whether pixels (n, 2) in two views need the translation of `moved`, now_from_first seen by `camera`.
+
+    A translation moves points along their epipolar lines only; errors of tracks know no such direction. So if
+    the camera only turned, what its best rotation leaves along a line exceeds what the translation leaves
+    across it, or the usual noise of a track, in half of the points at most, whatever the size of the errors:
+    a sign test (McNemar's chi-square), which tracks that slip do not disturb.
+    """
+    in_now = rays(camera, first) @ moved.rotation.T
+    pixel = project(camera, in_now)
+    step = _BASELINE * np.linalg.norm(in_now, axis=1, keepdims=True)
+    direction = moved.translation / max(float(np.linalg.norm(moved.translation)), 1e-12)
+    line = project(camera, in_now + step * direction) - pixel
+    line /= np.maximum(np.linalg.norm(line, axis=1, keepdims=True), 1e-12)
+    left = now - pixel
+    across = np.abs(left[:, 0] * line[:, 1] - left[:, 1] * line[:, 0])
+    rotated = project(turned.camera, rays(turned.camera, first) @ turned.frame_from_first[-1].T)
+    along = np.abs(np.sum((now - rotated) * line, axis=1))
+    exceeding = int(np.sum(along > np.maximum(across, _MEDIAN_ERROR * noise_px)))
+    return 2 * exceeding - len(first) > _SIGNIFICANT * math.sqrt(len(first))
 
 
 def _zoomed(camera: Array, log_factor: float) -> Array:
