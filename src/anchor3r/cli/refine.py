@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from anchor3r.cli.map import Switch
@@ -68,6 +69,12 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"{kind['kind']}: {kind['priors'] - kind['cut']} of {kind['priors']} priors fit the map, spread "
             f"{kind['spread']:.2f} times what was stated or assumed"
+        )
+    if "drift" in summary:
+        drift = summary["drift"]
+        lines.append(
+            f"drift of the odometry against the positions: {np.degrees(drift['rotation_rate']):.3f}° and "
+            f"{drift['scale_rate']:.3%} of scale, times the root of the frames"
         )
     if "clock_offset_s" in summary:
         lines.append(

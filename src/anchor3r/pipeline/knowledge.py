@@ -108,6 +108,8 @@ class MapKnowledge:
             "priors": kinds,
             "positions_left_out": self.left_out,
         }
+        if placed.drift is not None:
+            summary["drift"] = placed.drift._asdict()
         if self.datum is not None:
             summary["datum"] = self.datum.as_dict()
         if self.known.clock is not None:
@@ -331,6 +333,7 @@ class _Track:
             information=self.information,
             antenna_in_camera=self.antenna,
             velocity_per_way=1 / np.maximum(interval, 1e-9),
+            moment_s=self.times_s + offset_s,
             is_spread_known=self.is_spread_known,
         )
 

@@ -89,7 +89,7 @@ class ClosedOdometry:
 
     def __init__(self, coarse: CoarseGraph, odometry: SE3, nodes: PoseState) -> None:
         """nodes: poses (c,) and how much larger everything around each has become."""
-        self._coarse, self._odometry, self.nodes = coarse, odometry, nodes
+        self._coarse, self.odometry, self.nodes = coarse, odometry, nodes
         self._following = np.arange(len(coarse.row))
         self._following[coarse.earlier] = coarse.later
         self._center = odometry.center()
@@ -123,8 +123,8 @@ class ClosedOdometry:
 
     def frames(self) -> tuple[SE3, Float]:
         """Poses camera_from_world (n,) of all frames, and the log of how much larger each has become."""
-        moved = self.corrections(np.arange(len(self._odometry)))
-        rotation = self._odometry.rotation @ np.swapaxes(moved.rotation, 1, 2)
+        moved = self.corrections(np.arange(len(self.odometry)))
+        rotation = self.odometry.rotation @ np.swapaxes(moved.rotation, 1, 2)
         return SE3.from_center(rotation, moved.target), moved.log_scale
 
 

@@ -26,6 +26,7 @@ from anchor3r.pose_graph.averaging.scales import (
     walk_ties,
 )
 from anchor3r.pose_graph.covariance import pose_covariances
+from anchor3r.pose_graph.drift import WindowNoise, independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
     ErrorModel,
@@ -45,10 +46,12 @@ from anchor3r.pose_graph.linalg.step_solvers import (
     TwoLevelSolver,
     make_step_solver,
 )
+from anchor3r.pose_graph.measured_drift import measure_drift
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.placement import (
     Knowledge,
+    MeasuredDrift,
     Normal,
     Placed,
     PlacementConfig,
@@ -56,7 +59,7 @@ from anchor3r.pose_graph.placement import (
     solve_with_priors,
 )
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.priors import PriorSystem
+from anchor3r.pose_graph.priors import Positions, PriorSystem, in_rows
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
@@ -65,6 +68,8 @@ from anchor3r.pose_graph.verification import EventVerdicts, Verification, verify
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
 """A start that costs so many times what another one has led to is not tried: it lies in another valley."""
+_NEAR = 100
+"""Frames that ties of scales span which windows and the walk make; those of loops span more."""
 _EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
 """Of conjugate gradients in a step; to the last digit of plain least squares they take many more of them."""
 
@@ -176,7 +181,7 @@ def refine_poses(
     inflation = 1.0 if verified is None else verified.window_inflation
     refinement = _Refinement(edges, topology, ties, config, inflation)
     state, outcome = refinement.run(starts)
-    placed = None if known is None else refinement.place(state, known.in_rows(topology.frames))
+    placed = None if known is None else refinement.place(state, known, _alone(state, verified, log_scale))
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
     covariance = refinement.covariance(back) if with_covariance and placed is None else None
@@ -234,6 +239,11 @@ def _closed_state(verified: Verification, log_scale: NDArray[np.float64]) -> Pos
     """The odometry with its accepted loops closed. log_scale: what windows alone give the frames."""
     closed, growth = verified.closed.frames()
     return PoseState.of(closed, log_scale + growth)
+
+
+def _alone(state: PoseState, verified: Verification | None, log_scale: NDArray[np.float64]) -> PoseState:
+    """What windows alone say, as closed loops hide the drift; the state itself if there are none."""
+    return state if verified is None else PoseState.of(verified.closed.odometry, log_scale)
 
 
 def _as_verified(edges: Edges, verified: Verification) -> Edges:
@@ -323,9 +333,13 @@ class _Refinement:
         assert best is not None
         return best
 
-    def place(self, state: PoseState, known: Knowledge) -> Placed:
-        """Goes on from a state that `run` gave, with priors in rows."""
-        config, estimator = self._config, self._estimator
+    def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> Placed:
+        """Goes on from a state that `run` gave, with priors. alone: what windows alone say."""
+        config, known = self._config, known.in_rows(self.topology.frames)
+        drift = self._measured_drift(alone, known)
+        if drift is not None:
+            self._trust_windows(alone, drift)
+        estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
         nobody = np.empty(0, np.int64)  # priors and assumptions hold the gauge
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
@@ -354,10 +368,47 @@ class _Refinement:
             linear = quadratic_model(problem_of(system), state, estimator.estimate(state))
             return linear, solver_of(state, system)
 
-        return solve_with_priors(
+        placed = solve_with_priors(
             start, known.kinds, assumed, solved, model,
             width=config.width, clock=known.clock, config=config.placement,
         )  # fmt: skip
+        return replace(placed, drift=drift)
+
+    def _measured_drift(self, alone: PoseState, known: Knowledge) -> MeasuredDrift | None:
+        """As the positions tell it that lie on one component, the one with the most of them."""
+        positions = [kind for kind in known.kinds if isinstance(kind, Positions)]
+        if not positions:
+            return None
+        component = self.topology.component
+        label = np.bincount(component[positions[0].rows[:, 0]]).argmax()
+        rows = np.flatnonzero(component == label)
+        own = in_rows(positions[0].select(component[positions[0].rows[:, 0]] == label), rows)
+        part = PoseState(alone.rotation[rows], alone.center[rows], alone.log_scale[rows])
+        return measure_drift(
+            part, self.topology.frames[rows], own, self._window_noise(alone),
+            significance=self._config.placement.significance,
+        )  # fmt: skip
+
+    def _window_noise(self, alone: PoseState) -> WindowNoise:
+        edges = in_one_scale(self._edges, alone.log_scale, self.topology)
+        return window_noise(edges, self.topology, alone.poses(), is_free=True)
+
+    def _trust_windows(self, alone: PoseState, drift: MeasuredDrift) -> None:
+        """Makes window edges, and what they tell of scales, as uncertain as odometry really drifts."""
+        independent = independent_rotation_rate(self._edges, self.topology, self._window_noise(alone))
+        inflation = max(1.0, (drift.rotation_rate / independent) ** 2)
+        self._window_inflation = inflation
+        width = self._config.width if self._config.loss == "gm" else np.inf
+        self._estimator = ErrorModelEstimator(
+            self._edges, self._pose_edges, self._used, width=width, window_inflation=inflation
+        )
+        ties = self._ties
+        span = np.abs(ties.a - ties.b)
+        near = span <= _NEAR
+        information = float(ties.weight[near] @ span[near].astype(np.float64) ** 2)
+        independent = np.sqrt(len(self.topology.frames) / max(information, 1e-300))
+        factor = max(1.0, (drift.scale_rate / independent) ** 2)
+        self._ties = ties._replace(weight=np.where(near, ties.weight / factor, ties.weight))
 
     def covariance(self, state: PoseState) -> NDArray[np.float64] | None:
         """(n, 6, 6) of the poses that `run` has found, in whatever gauge."""

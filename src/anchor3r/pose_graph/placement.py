@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,22 @@ from anchor3r.pose_graph.priors import (
 )
 
 Bool = NDArray[np.bool_]
+
+
+class MeasuredDrift(NamedTuple):
+    """What positions tell of odometry and of themselves."""
+
+    rotation_rate: float
+    """random walk of rotations, radians for the root of a frame"""
+    scale_rate: float
+    """random walk of log scales, for the root of a frame"""
+    white: float
+    """variance of the white noise of positions, over the one that they state"""
+    slow: float
+    """variance of their slow noise, likewise"""
+    slow_time_s: float
+    """after which the slow noise has lost most of its memory"""
+
 
 _SAMPLES = 500  # similarities tried: with a third of the positions wrong, one in 500 fails 1e-76 of the time
 _HELD = 1e-4  # of the map's size (and of a radian): how firmly a frame is held where nothing places the map
@@ -102,6 +118,8 @@ class Placed:
     clock_offset_s: float = 0.0
     """to be added to the times of positions"""
     clock_sigma_s: float = 0.0
+    drift: MeasuredDrift | None = None
+    """of odometry and of the positions' noise, if there were enough positions to measure it"""
 
 
 Solve = Callable[[PoseState, PriorSystem], PoseState]
@@ -202,7 +220,7 @@ def place(
         rows = np.flatnonzero(component == label)
         own = [kind.select(component[kind.rows[:, 0]] == label) for kind in kinds]
         world_from_map, extra = _similarity(state, rows, own, config)
-        state = _moved(state, rows, world_from_map)
+        state = moved_by(state, rows, world_from_map)
         assumed += extra
     return state, _held(state, component, kinds, assumed)
 
@@ -211,7 +229,7 @@ def _similarity(
     state: PoseState, rows: Int, kinds: Sequence[PriorKind], config: PlacementConfig
 ) -> tuple[Sim3, list[PriorKind]]:
     """world_from_map of one component by its own priors, and the assumption that it rests on."""
-    source, target = _anchored(state, kinds)
+    source, target = anchored(state, kinds)
     if len(source) >= 3:
         found, near = robust_similarity(source, target)
         if is_on_a_line(target[near]):
@@ -242,7 +260,7 @@ def _similarity(
     return Sim3(rotation, translation, np.asarray(scale)), []
 
 
-def _anchored(state: PoseState, kinds: Sequence[PriorKind]) -> tuple[Float, Float]:
+def anchored(state: PoseState, kinds: Sequence[PriorKind]) -> tuple[Float, Float]:
     """Positions in the map (k, 3) whose place in the world (k, 3) is known."""
     source, target = [np.zeros((0, 3))], [np.zeros((0, 3))]
     for kind in kinds:
@@ -318,7 +336,8 @@ def _upright(state: PoseState, rows: Int, found: Sim3, target: Float, down: Floa
     return Sim3(rotation @ found.rotation, rotation @ (found.translation - middle) + middle, found.scale)
 
 
-def _moved(state: PoseState, rows: Int, world_from_map: Sim3) -> PoseState:
+def moved_by(state: PoseState, rows: Int, world_from_map: Sim3) -> PoseState:
+    """The state with some rows brought into the world by a similarity."""
     rotation, center, log_scale = state.rotation.copy(), state.center.copy(), state.log_scale.copy()
     rotation[rows] = state.rotation[rows] @ np.asarray(world_from_map.rotation).T
     center[rows] = world_from_map.apply(state.center[rows])

@@ -90,6 +90,8 @@ class Positions:
     velocity_per_way: Float | None = None
     """(k,) 1 / seconds between the two frames, by which an offset of the clock moves the moment; None if
     clocks are sure"""
+    moment_s: Float | None = None
+    """(k,) when it was, for noise that wanders with time; None if that is not known"""
     is_spread_known: bool = True
 
     def linearise(self, state: PoseState) -> Linearised:
@@ -112,7 +114,8 @@ class Positions:
 
     def select(self, which: Bool) -> Positions:
         columns = ["rows", "fraction", "position", "information"]
-        return _selected(self, columns + ["velocity_per_way"] * (self.velocity_per_way is not None), which)
+        columns += [name for name in ("velocity_per_way", "moment_s") if getattr(self, name) is not None]
+        return _selected(self, columns, which)
 
 
 @dataclass(frozen=True, kw_only=True)

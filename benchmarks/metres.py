@@ -1,0 +1,275 @@
+"""Maps that become metric: simulated positions and taped distances against ground truth.
+
+A source with ground truth is mapped and refined once, or an earlier map in the folder is taken. Each draw
+then simulates what a user would have, refines the map with it under a name of its own, and compares with the
+truth as it stands, without a fitted scale. Prints a line a draw and a summary.
+
+    python benchmarks/metres.py gnss kitti:DATA/00 --out out/metres/00
+    python benchmarks/metres.py distances 7scenes:DATA/redkitchen --out out/metres/kitchen
+    python benchmarks/metres.py cost
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from anchor3r import load_map, map_source, refine_map
+from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
+from anchor3r.geometry import so3_exp, umeyama
+from anchor3r.pipeline.knowledge import PriorSettings
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
+from anchor3r.pose_graph.joint import RefineConfig, refine_poses
+from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.placement import Knowledge
+from anchor3r.pose_graph.priors import Positions
+from anchor3r.trajectory import Trajectory
+from generated_graphs import SyntheticConfig, synthetic_graph
+
+Float = NDArray[np.float64]
+
+_DATUM = Datum(latitude_deg=49.0, longitude_deg=8.4, altitude_m=110.0)
+_NAME = "metres"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receiver:
+    """A simulated receiver of positions."""
+
+    white_m: float = 2.0
+    """White noise on each axis."""
+    slow_m: float = 1.0
+    """Noise on each axis that wanders."""
+    slow_time_s: float = 30.0
+    """How long the wandering noise takes to change."""
+    interval_s: float = 1.0
+    """From position to position."""
+    wrong: float = 0.1
+    """Share of positions that are off by 20 to 100 m in some direction."""
+    clock_s: float = 0.3
+    """What has to be added to its times."""
+
+
+_RECEIVER = Receiver()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Positions as a file, and what is true of them."""
+
+    wrong: NDArray[np.bool_]
+    """(k,) by line"""
+    local: Float
+    """(n, 3) where the frames of the truth are, east, north, up"""
+
+
+def simulate(path: Path, true: Trajectory, receiver: Receiver, seed: int) -> Drawn:
+    """Writes positions along the true trajectory, in a world that is turned about the vertical."""
+    rng = np.random.default_rng(seed)
+    times = true.timestamps_s
+    assert times is not None
+    local = true.center @ so3_exp([0.0, 0.65, 0.0]).T @ WORLD_FROM_LOCAL
+    moments = np.arange(times[0] + 0.2, times[-1] - 0.5, receiver.interval_s)
+    position = np.stack([np.interp(moments, times, axis) for axis in local.T], 1)
+    slow, memory = rng.normal(size=position.shape), np.exp(-receiver.interval_s / receiver.slow_time_s)
+    for k in range(1, len(moments)):
+        slow[k] = memory * slow[k - 1] + np.sqrt(1 - memory**2) * slow[k]
+    position += receiver.white_m * rng.normal(size=position.shape) + receiver.slow_m * slow
+    wrong = rng.random(len(moments)) < receiver.wrong
+    away = rng.normal(size=position.shape)
+    away *= (rng.uniform(20, 100, len(moments)) / np.linalg.norm(away, axis=1))[:, None]
+    position[wrong] += away[wrong]
+    geodetic = _DATUM.to_geodetic(position)
+    with open(path, "w") as file:
+        print("time,latitude,longitude,altitude", file=file)
+        for moment, (latitude, longitude, up) in zip(moments, geodetic, strict=True):
+            print(f"{moment - receiver.clock_s:.3f},{latitude:.9f},{longitude:.9f},{up:.3f}", file=file)
+    return Drawn(wrong=wrong, local=local)
+
+
+def gnss(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    draws: tuple[int, ...] = tuple(range(1, 13)),
+    predictor: str = "features",
+    loops: bool = True,
+    receiver: Receiver = _RECEIVER,
+) -> None:
+    """Simulated positions: error in metres, wrong ones cut, the clock, and how well poses are known.
+
+    Args:
+        source: What is mapped; it has to have ground truth and times.
+        out: Folder of the map; one that is there is used.
+        draws: Seeds of the noise.
+        predictor: What the map is made with.
+        loops: Whether loops take part too.
+    """
+    true = _mapped(source, out, predictor, loops)
+    errors, offsets, within = [], [], []
+    for seed in draws:
+        track = out / "positions.csv"
+        drawn = simulate(track, true, receiver, seed)
+        started = time.process_time()
+        summary = _refined(out, loops, PriorSettings(gnss=str(track), gnss_offset="auto"))
+        seconds = time.process_time() - started
+        cut, lines = _cut(out)
+        with load_map(out) as scene_map:
+            refined, datum = scene_map.trajectory(_NAME), scene_map.datum(_NAME)
+        assert datum is not None
+        frames = np.searchsorted(true.frames, refined.frames)
+        local = _DATUM.to_local(datum.to_geodetic(refined.center @ WORLD_FROM_LOCAL))
+        rigid, similar = (_ate(refined.center, true.center[frames], s) for s in (False, True))
+        errors.append(rigid)
+        offsets.append(summary["clock_offset_s"] - receiver.clock_s)
+        told = ""
+        if refined.covariance is not None and np.isfinite(refined.covariance).any():
+            within.append(_within(refined, (drawn.local[frames] - local) @ WORLD_FROM_LOCAL.T))
+            told = f", {within[-1]:.0%} within the 95 % ellipsoid"
+        wrong = drawn.wrong[lines]
+        print(
+            f"{seed}: SE(3) ATE {rigid:.2f} m, Sim(3) {similar:.2f} m, clock {offsets[-1]:+.3f} s off "
+            f"(± {summary['clock_offset_sigma_s']:.3f}), {int((cut & wrong).sum())} of {int(wrong.sum())} "
+            f"wrong positions cut and {int((cut & ~wrong).sum())} others{told}, {seconds:.1f} CPU s",
+            flush=True,
+        )
+    print(
+        f"{len(errors)} draws: SE(3) ATE {np.mean(errors):.2f} m on average, {np.median(errors):.2f} median, "
+        f"{min(errors):.2f} to {max(errors):.2f}; clock off by {np.sqrt(np.mean(np.square(offsets))):.3f} s"
+        + (f"; {np.mean(within):.1%} within the 95 % ellipsoid" if within else "")
+    )
+
+
+def distances(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    draws: tuple[int, ...] = tuple(range(1, 13)),
+    predictor: str = "features",
+    noise: float = 0.01,
+) -> None:
+    """Two taped distances between cameras: how far the scale of the path is off.
+
+    Args:
+        source: What is mapped; it has to have ground truth.
+        out: Folder of the map; one that is there is used.
+        draws: Seeds of the choice of frames and of the noise.
+        predictor: What the map is made with.
+        noise: Standard deviation of the distances, as a part of them.
+    """
+    true = _mapped(source, out, predictor, loops=True)
+    off = []
+    for seed in draws:
+        rng = np.random.default_rng(seed)
+        taped = tuple(_taped(true, rng, noise) for _ in range(2))
+        summary = _refined(out, True, PriorSettings(distance=taped))
+        with load_map(out) as scene_map:
+            refined = scene_map.trajectory(_NAME)
+        frames = np.searchsorted(true.frames, refined.frames)
+        off.append(1 / float(umeyama(refined.center, true.center[frames], with_scale=True).scale) - 1)
+        print(
+            f"{seed}: scale {off[-1]:+.2%} off, said to be known to {summary['scale_sigma']:.2%}", flush=True
+        )
+    print(
+        f"{len(off)} draws: scale off by {np.sqrt(np.mean(np.square(off))):.2%}, "
+        f"at most {max(map(abs, off)):.2%}"
+    )
+
+
+def _taped(true: Trajectory, rng: np.random.Generator, noise: float) -> tuple[int, int, float]:
+    """Two frames that are a good part of the path's extent apart, as somebody would choose them."""
+    extent = float(np.ptp(true.center, 0).max())
+    while True:
+        a, b = rng.choice(len(true), 2, replace=False)
+        metres = float(np.linalg.norm(true.center[a] - true.center[b]))
+        if metres > 0.4 * extent:
+            return int(true.frames[a]), int(true.frames[b]), metres * (1 + noise * rng.normal())
+
+
+def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
+    """CPU seconds of the joint solve of a route with and without positions.
+
+    Args:
+        frames: Length of the route.
+        priors: How many of its frames have a position.
+        seed: Of the route and its noise.
+    """
+    route = synthetic_graph(SyntheticConfig(num_frames=frames, seed=seed, scale_drift=1.5, scale_walk=0.002))
+    start, config = estimate_trajectory(route.graph.edges), RefineConfig(scale="free")
+    true = route.camera_from_world.center()
+    rows = np.linspace(0, frames - 1, priors).astype(np.int64)
+    position = true[rows] + np.random.default_rng(seed).normal(size=(priors, 3))
+    known = Knowledge(
+        kinds=(
+            Positions(
+                rows=np.stack([rows, rows], 1),
+                fraction=np.zeros(priors),
+                position=position,
+                information=np.tile(np.eye(3), (priors, 1, 1)),
+            ),
+        )
+    )
+
+    def seconds(solve: Callable[[], Any]) -> tuple[float, Any]:
+        started = time.process_time()
+        found = solve()
+        return time.process_time() - started, found
+
+    refine_poses(route.graph, start, config, known=known)  # compiles
+    without, _ = seconds(lambda: refine_poses(route.graph, start, config)[0])
+    with_priors, refined = seconds(lambda: refine_poses(route.graph, start, config, known=known)[0])
+    error = np.linalg.norm(refined.camera_from_world.center() - true, axis=1)
+    print(
+        f"{frames} frames: {without:.1f} CPU s without and {with_priors:.1f} with {priors} positions "
+        f"({with_priors / without:.2f} times); {np.sqrt((error**2).mean()):.3f} m with positions of 1 m"
+    )
+
+
+def _mapped(source: str, out: Path, predictor: str, loops: bool) -> Trajectory:
+    """Maps and refines where that has not been done; the truth of the map's frames."""
+    if not out.exists():
+        map_source(source, out, MapSettings(predictor=predictor))
+    with load_map(out) as scene_map:
+        true = scene_map.true_trajectory()
+        has_loops = not loops or scene_map.searches()
+    if not has_loops:
+        refine_map(out)
+    assert true is not None
+    return true
+
+
+def _refined(out: Path, loops: bool, priors: PriorSettings) -> dict[str, Any]:
+    return refine_map(out, RefineSettings(loops=loops, priors=priors), name=_NAME)
+
+
+def _cut(out: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """(k,) whether each position was cut, and which line of the file without its head it is."""
+    with open(out / f"priors-{_NAME}.csv") as file:
+        rows = list(csv.DictReader(file))
+    lines = [int(row["entry"].split()[1]) - 2 for row in rows]
+    return np.array([row["accepted"] == "no" for row in rows]), np.array(lines)
+
+
+def _ate(estimated: Float, true: Float, with_scale: bool) -> float:
+    aligned = umeyama(estimated, true, with_scale=with_scale).apply(estimated)
+    return float(np.sqrt(((aligned - true) ** 2).sum(1).mean()))
+
+
+def _within(refined: Trajectory, error: Float) -> float:
+    """Share of frames whose true position (off by error (n, 3), world axes) is in the 95 % ellipsoid."""
+    assert refined.covariance is not None
+    told = np.isfinite(refined.covariance).all((1, 2))
+    covariance = refined.covariance[told][:, 3:, 3:]
+    square = np.einsum("ki,kij,kj->k", error[told], np.linalg.inv(covariance), error[told])
+    return float((square <= chi2.isf(0.05, 3)).mean())
+
+
+if __name__ == "__main__":
+    tyro.extras.subcommand_cli_from_dict({"gnss": gnss, "distances": distances, "cost": cost})

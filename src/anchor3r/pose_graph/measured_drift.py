@@ -1,0 +1,224 @@
+"""How far odometry drifts, and how noisy positions are, measured by comparing the two.
+
+The graph's own edges tell drift badly: neighbouring windows share their errors, which their residuals do not
+show. Positions from elsewhere do show them. What is left between positions and odometry, after the best
+similarity, is taken for a Gaussian process of four parts: turns and stretches that odometry makes at random
+at every frame and that carry everything after it along; white noise of the positions; and noise of theirs
+that wanders slowly, as that of a receiver does, so that it is not taken for the map's drift more than the
+data say. Their variances are those of the greatest restricted likelihood: similarity, and the offset of a
+clock, are integrated out.
+
+Shapes: k positions, u places at which odometry errs, n frames.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from scipy.optimize import minimize
+from scipy.stats import chi2
+
+from anchor3r.geometry import hat
+from anchor3r.pose_graph.drift import WindowNoise
+from anchor3r.pose_graph.placement import MeasuredDrift, anchored, moved_by, robust_similarity
+from anchor3r.pose_graph.pose_system import Float, PoseState
+from anchor3r.pose_graph.priors import Positions
+
+_MAX_POSITIONS = 160
+"""So many, evenly spread, tell four variances well; the likelihood takes the cube of their number."""
+_MAX_NODES = 200
+"""Places at which odometry may err: far more than a drive has bends."""
+_LEAST_POSITIONS = 15
+"""45 coordinates less 8 for similarity and clock; fewer say more of the assumptions than of the drift."""
+_LOG_SIGMA = np.array([4.0, 4.0, 1.0, 2.0, 1.0])
+"""How far the logs of the five parameters are expected to be off from the first guess: drift by a factor of
+50 in variance either way, the receiver by less."""
+_SLOW_PART, _SLOW_TIME_S = 0.25, 30.0
+"""First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
+_PASSES = 2  # once with what the similarity left, once with what the process itself finds likely
+_NEVER = 1e-9
+_DISTRUST = 1e6
+"""Variance of a position that takes no part, over the one that it states: it could be a thousand times as far
+off. So much more would be lost to rounding."""
+
+
+def measure_drift(
+    odometry: PoseState,
+    frames: NDArray[np.int64],
+    positions: Positions,
+    expected: WindowNoise,
+    *,
+    significance: float,
+) -> MeasuredDrift | None:
+    """Of one component's odometry (n,) and positions on it in rows; None if they are too few to tell.
+
+    expected: what windows say of their own noise, the first guess. significance: a position is left out if
+    a right one would be off by as much with this probability at most.
+    """  # fmt: skip
+    if len(positions.rows) < _LEAST_POSITIONS:
+        return None
+    source, target = anchored(odometry, [positions])
+    world_from_map, near = robust_similarity(source, target)
+    placed = moved_by(odometry, np.arange(len(odometry.center)), world_from_map)
+    found = None
+    for _ in range(_PASSES):
+        if np.count_nonzero(near) < _LEAST_POSITIONS:
+            return None
+        process = _Process(placed, frames, positions.select(_thinned(near)))
+        found = process.fit(expected)
+        near = _Process(placed, frames, positions, found).is_likely(near, significance)
+    return found
+
+
+def _thinned(which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """At most _MAX_POSITIONS of a mask, in pairs of neighbours, which tell white noise from slow."""
+    chosen = np.flatnonzero(which)
+    pairs = np.arange(len(chosen)) // 2
+    step = int(np.ceil(len(chosen) / _MAX_POSITIONS))
+    out = np.zeros(len(which), bool)
+    out[chosen[pairs % step == 0]] = True
+    return out
+
+
+class _Process:
+    """The Gaussian process of what is left between positions and odometry."""
+
+    def __init__(
+        self,
+        state: PoseState,
+        frames: NDArray[np.int64],
+        positions: Positions,
+        drift: MeasuredDrift | None = None,
+    ) -> None:
+        """state: the odometry, placed. drift: the variances, if they are known."""
+        self._count = len(positions.rows)
+        self._is_spread_known = positions.is_spread_known
+        self._left = -positions.linearise(state).residual.ravel()
+        at = state.center[positions.rows[:, 0]]
+        self._fixed = _similarities(at - at.mean(0))
+        if positions.velocity_per_way is not None:
+            self._fixed = np.column_stack([self._fixed, positions.velocity(state).ravel()])
+        self._fixed /= np.maximum(np.linalg.norm(self._fixed, axis=0), _NEVER)
+        self._turns, self._stretches = _drift_kernels(state.center, frames, positions.rows[:, 0])
+        self._covariance = np.linalg.inv(positions.information)
+        self._apart_s = (
+            None
+            if positions.moment_s is None
+            else np.abs(positions.moment_s[:, None] - positions.moment_s[None, :])
+        )
+        self._drift = drift
+
+    def fit(self, expected: WindowNoise) -> MeasuredDrift:
+        """The variances of the greatest restricted likelihood, given what is expected of them."""
+        span = max(expected.num_frames, 1.0)
+        white = 1.0
+        if not self._is_spread_known:
+            white = max(self._noise_of_neighbours(), 1e-12)
+        middle = np.log(
+            [
+                expected.rotation_rad**2 / span,
+                expected.relative**2 / span,
+                white,
+                _SLOW_PART * white,
+                _SLOW_TIME_S,
+            ]
+        )
+
+        def cost(change: Float) -> float:
+            return self._negative_likelihood(np.exp(middle + _LOG_SIGMA * change)) + 0.5 * float(
+                change @ change
+            )
+
+        start = np.zeros((6, 5))
+        start[np.arange(1, 6), np.arange(5)] = 0.5
+        found = minimize(
+            cost, start[0], method="Nelder-Mead",
+            options={"initial_simplex": start, "maxfev": 250, "xatol": 0.05, "fatol": 0.02},
+        )  # fmt: skip
+        turn, stretch, white, slow, slow_time = np.exp(middle + _LOG_SIGMA * found.x)
+        return MeasuredDrift(
+            float(np.sqrt(turn)), float(np.sqrt(stretch)), float(white), float(slow), float(slow_time)
+        )
+
+    def is_likely(self, trusted: NDArray[np.bool_], significance: float) -> NDArray[np.bool_]:
+        """(k,) positions that the trusted others (k,), and the process, do not contradict."""
+        assert self._drift is not None
+        drift = self._drift
+        total = self._total(
+            np.array(
+                [drift.rotation_rate**2, drift.scale_rate**2, drift.white, drift.slow, drift.slow_time_s]
+            )
+        )
+        # Positions that are not trusted hardly count for the others, else one wrong by far discredits all.
+        extra = np.where(trusted, 0.0, _DISTRUST)[:, None, None] * self._covariance
+        index = np.arange(self._count)
+        total.reshape(self._count, 3, self._count, 3)[index, :, index, :] += extra
+        inverse = np.linalg.inv(total)
+        # With similarity and clock integrated out; what all others predict for one follows from it.
+        seen = inverse @ self._fixed
+        inverse -= seen @ np.linalg.lstsq(self._fixed.T @ seen, seen.T, rcond=_NEVER)[0]
+        pull = (inverse @ self._left).reshape(self._count, 3)
+        own = np.einsum("kxky->kxy", inverse.reshape(self._count, 3, self._count, 3))
+        spread = np.linalg.inv(own)  # of what the others predict for each, less what it then says
+        missed = np.einsum("kxy,ky->kx", spread, pull)
+        square = np.einsum("kx,kxy,ky->k", missed, np.linalg.inv(spread - extra), missed)
+        return np.asarray(square <= chi2.isf(significance, 3))
+
+    def _noise_of_neighbours(self) -> float:
+        """Variance over the stated one, by second differences of neighbours: drift has none to speak of."""
+        left = self._left.reshape(self._count, 3)
+        second = (left[2:] - 2 * left[1:-1] + left[:-2]) / np.sqrt(6.0)
+        square = np.einsum("kx,kxy,ky->k", second, np.linalg.inv(self._covariance[1:-1]), second)
+        return float(np.median(square) / chi2.median(3))
+
+    def _total(self, parameters: Float) -> Float:
+        turn, stretch, white, slow, slow_time = parameters
+        k = self._count
+        total = turn * self._turns + stretch * self._stretches
+        blocks = total.reshape(k, 3, k, 3)
+        index = np.arange(k)
+        blocks[index, :, index, :] += white * self._covariance
+        if self._apart_s is not None:
+            typical = np.median(self._covariance, 0)
+            memory = slow * np.exp(-self._apart_s / slow_time)
+            for a in range(3):
+                blocks[:, a, :, a] += typical[a, a] * memory
+        return total
+
+    def _negative_likelihood(self, parameters: Float) -> float:
+        try:
+            root = np.linalg.cholesky(self._total(parameters))
+        except np.linalg.LinAlgError:
+            return 1 / _NEVER
+        whitened = solve_triangular(root, np.column_stack([self._left, self._fixed]), lower=True)
+        left, fixed = whitened[:, 0], whitened[:, 1:]
+        normal = fixed.T @ fixed
+        normal[np.diag_indices_from(normal)] *= 1 + _NEVER
+        seen = fixed.T @ left
+        return float(
+            0.5 * (left @ left - seen @ np.linalg.solve(normal, seen))
+            + np.log(np.diag(root)).sum()
+            + 0.5 * np.linalg.slogdet(normal)[1]
+        )
+
+
+def _similarities(at: Float) -> Float:
+    """(3 k, 7) what moving, turning and stretching everything does to places (k, 3), which are centred."""
+    return np.concatenate([np.tile(np.eye(3), (len(at), 1, 1)), hat(at), at[:, :, None]], 2).reshape(-1, 7)
+
+
+def _drift_kernels(center: Float, frames: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Float, Float]:
+    """(3 k, 3 k) covariances at rows (k,) of turns, and of stretches, of variance 1 at every frame."""
+    nodes = np.arange(0, len(center), int(np.ceil(len(center) / _MAX_NODES)))
+    gap = np.diff(frames[nodes], append=frames[-1] + 1).astype(np.float64)
+    arm = np.where((rows[:, None] > nodes)[..., None], center[rows][:, None] - center[nodes], 0.0)
+    flat = (arm * np.sqrt(gap)[:, None]).transpose(0, 2, 1).reshape(3 * len(rows), len(nodes))
+    stretches = flat @ flat.T
+    k = len(rows)
+    blocks = stretches.reshape(k, 3, k, 3)
+    turns = -blocks.transpose(0, 3, 2, 1).copy()
+    dots = np.einsum("axbx->ab", blocks)
+    for a in range(3):
+        turns[:, a, :, a] += dots
+    return turns.reshape(3 * k, 3 * k), stretches

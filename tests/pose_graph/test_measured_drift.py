@@ -1,0 +1,70 @@
+"""Drift of odometry and noise of positions, measured on paths whose drift and noise are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anchor3r.geometry import so3_exp
+from anchor3r.pose_graph.drift import WindowNoise
+from anchor3r.pose_graph.measured_drift import measure_drift
+from anchor3r.pose_graph.placement import MeasuredDrift
+from anchor3r.pose_graph.pose_system import PoseState
+from anchor3r.pose_graph.priors import Positions
+
+NUM_FRAMES = 1500
+EXPECTED = WindowNoise(rotation_rad=1e-3, relative=1e-3, num_frames=10.0)
+WRONG = slice(4, None, 11)
+
+
+def measured(
+    turn: float, stretch: float, white_m: float, *, slow_m: float = 0.0, seed: int = 0, count: int = 150
+) -> MeasuredDrift | None:
+    """Of a drive around bends, with random walks of rotation and log scale, and a tenth of fixes wrong."""
+    rng = np.random.default_rng(seed)
+    heading = np.cumsum(0.02 * np.sin(np.arange(NUM_FRAMES) / 60))
+    step = np.stack([np.cos(heading), np.zeros(NUM_FRAMES), np.sin(heading)], 1)
+    true = np.cumsum(step, 0)
+    turned = so3_exp(np.cumsum(turn * rng.normal(size=(NUM_FRAMES, 3)), 0))
+    size = np.exp(np.cumsum(stretch * rng.normal(size=NUM_FRAMES)))
+    drifted = np.cumsum(size[:, None] * (turned @ step[..., None])[..., 0], 0)
+    odometry = PoseState(np.tile(np.eye(3), (NUM_FRAMES, 1, 1)), drifted, np.zeros(NUM_FRAMES))
+    rows = np.linspace(0, NUM_FRAMES - 2, count).astype(np.int64)
+    slow, memory = np.zeros((count, 3)), np.exp(-1 / 30)
+    for k in range(1, count):
+        slow[k] = memory * slow[k - 1] + slow_m * np.sqrt(1 - memory**2) * rng.normal(size=3)
+    fixes = true[rows] + white_m * rng.normal(size=(count, 3)) + slow
+    fixes[WRONG] += 50.0
+    positions = Positions(
+        rows=np.stack([rows, rows + 1], 1),
+        fraction=np.zeros(count),
+        position=fixes,
+        information=np.tile(np.eye(3), (count, 1, 1)),
+        moment_s=np.arange(count, dtype=np.float64),
+        is_spread_known=False,
+    )
+    return measure_drift(odometry, np.arange(NUM_FRAMES), positions, EXPECTED, significance=1e-3)
+
+
+@pytest.mark.parametrize(("turn", "stretch"), [(1e-3, 1e-3), (3e-4, 3e-3), (3e-3, 3e-4)])
+def test_drift_and_noise_are_found_though_some_positions_are_wrong(turn: float, stretch: float) -> None:
+    """One drive shows one random walk, whose rate it tells to a factor: the median of three is compared."""
+    drifts = [measured(turn, stretch, 1.0, slow_m=0.5, seed=seed) for seed in range(3)]
+    found = np.median([drift for drift in drifts if drift is not None], axis=0)
+    assert all(drift is not None for drift in drifts)
+    rotation_rate, scale_rate, white, _, _ = found
+    assert np.sqrt(white) == pytest.approx(1.0, rel=0.2)
+    assert rotation_rate == pytest.approx(turn, rel=0.6)
+    assert scale_rate == pytest.approx(stretch, rel=0.6)
+
+
+def test_the_slow_noise_of_a_receiver_is_not_taken_for_drift() -> None:
+    drift = measured(1e-5, 1e-5, 0.5, slow_m=2.0)
+    assert drift is not None
+    assert np.sqrt(drift.slow) > 1.0
+    assert drift.rotation_rate < 3e-4
+    assert drift.scale_rate < 1e-3
+
+
+def test_few_positions_tell_nothing() -> None:
+    assert measured(1e-3, 1e-3, 1.0, count=12) is None
