@@ -96,7 +96,8 @@ def localisation(arguments: argparse.Namespace) -> None:
         middle = np.median(columns[found], axis=0) if found.any() else (np.nan, np.nan)
         print(
             f"{name}: median {middle[0]:.3f} m {middle[1]:.2f}°, within 5 cm and 5° "
-            f"{good[inside].mean():.1%} of the overlapping, beyond 25 cm or 10° {wrong.sum()} of {found.sum()}"
+            f"{good[inside].mean():.1%} of the overlapping, "
+            f"beyond 25 cm or 10° {wrong.sum()} of {found.sum()}"
         )
 
 

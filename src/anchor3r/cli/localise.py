@@ -36,7 +36,8 @@ def localise(
     describes the map's keyframes and keeps that in the map.
 
     Args:
-        folder: Folder of the map. It must keep images and not be written by another command.
+        folder: Folder of the map. It must keep images; on the first call no other command may
+            write it.
         source: The images: a folder, a video or whatever `anchor3r map` takes.
         out: File of poses in the TUM format (time, position, quaternion, camera to world). Beside it a .csv
             lists every image with inliers or why it was refused, and .covariance.csv the covariances.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import Pinhole
 from anchor3r.io.files import check_output, replacing
 from anchor3r.io.trajectories import write_covariance, write_tum
 from anchor3r.places.localiser import Localisation
@@ -38,10 +39,14 @@ class LocaliseSettings:
 
 def keep_places(folder: Path | str, progress: Progress = lambda stage, done, total: None) -> int:
     """Describes the keyframes of a map that have no features yet and keeps them; how many those were."""
-    with MapWriter.open(folder) as writer, load_map(folder) as scene_map:
+    with load_map(folder) as scene_map:
         frames = place_frames_of(scene_map)
         if not len(frames):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to find an image in.")
+        same = scene_map.place_identity() == places_identity()
+        if same and np.isin(frames, scene_map.place_frames()).all():  # nothing to write: it may be read-only
+            return 0
+    with MapWriter.open(folder) as writer, load_map(folder) as scene_map:
         known = writer.begin_places(places_identity())
         missing = [frame for frame in frames.tolist() if frame not in known]
         for k, frame in enumerate(missing):
@@ -90,7 +95,9 @@ def localise_images(
     }
 
 
-def _camera_of(frame: Frame, scene_map: Map, localiser: MapLocaliser, settings: LocaliseSettings) -> Any:
+def _camera_of(
+    frame: Frame, scene_map: Map, localiser: MapLocaliser, settings: LocaliseSettings
+) -> Pinhole | None:
     """What camera an image is of; None is the map's own."""
     if not settings.own_camera and localiser.has_shape_of_map(frame.image):
         return None
