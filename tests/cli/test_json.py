@@ -49,6 +49,7 @@ def test_every_command_prints_its_object(tmp_path: Path, capsys: pytest.CaptureF
     assert run("refine", folder, "--no-loops")["frames"] == 12
     assert run("densify", folder, "--every", 6)["map"] == str(folder)
     assert run("fuse", folder, "--depths", "predicted", "--min-views", 1)["vertices"]
+    assert run("localise", folder, WORLD, "--out", tmp_path / "found.tum", "--stride", 6)["images"] == 2
     page = run("view", folder, "--save", tmp_path / "page")
     assert Path(page["page"]).stat().st_size == page["bytes"]
     tum = tmp_path / "poses.tum"

@@ -15,12 +15,12 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.projects import open_images
-from anchor3r.pipeline.camera import common_camera, estimated_camera
 from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import StatedCamera, open_source
 from anchor3r.sources.undistortion import undistorted
 from anchor3r.store import Map, load_map
+from anchor3r.store.camera import common_camera, estimated_camera
 from anchor3r.store.database import META_CHECKSUM, meta_checksum
 from toy_source import write_toy_sequence
 

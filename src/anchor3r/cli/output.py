@@ -41,6 +41,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     ),
     "densify": ("map", "poses", "images", "keyframes", "with_depth", "size", "measured", "mean_confidence"),
     "fuse": ("file", "vertices", "faces", "views", "depths", "poses", "voxel", "left_out", "remarks"),
+    "localise": (
+        "map", "source", "out", "poses", "images", "found", "refusals", "median_inliers", "components",
+        "described",
+    ),
     "view": ("map", "url", "page", "points", "bytes"),
     "export": ("map", "out", "format", "what", "poses", "notes"),
     "render": ("map", "out", "what"),

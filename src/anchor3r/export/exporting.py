@@ -277,7 +277,7 @@ def _num_written(chosen: Selection, out: Path, format: str) -> int:
 def _with_one_camera(chosen: Selection, notes: list[str]) -> Selection:
     """Says so if that is far from what the frames were mapped with."""
     from anchor3r.export.cameras import largest_change
-    from anchor3r.pipeline.camera import common_camera
+    from anchor3r.store.camera import common_camera
 
     camera = common_camera(chosen.scene_map)
     change = largest_change(chosen.scene_map, chosen.trajectory.frames.tolist(), camera)

@@ -27,10 +27,10 @@ from anchor3r.geometry import Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.io.files import replacing_folder
 from anchor3r.io.pointcloud import random_subset, write_ply
-from anchor3r.pipeline.camera import estimated_camera, lens_of
 from anchor3r.sources import Source
 from anchor3r.sources.undistortion import undistorted
 from anchor3r.store import Map, PointMap
+from anchor3r.store.camera import estimated_camera, lens_of
 from anchor3r.trajectory import FramePose, Trajectory
 
 JPEG_QUALITY = 95

@@ -17,8 +17,8 @@ from anchor3r.dense.stereo import View, grey_of
 from anchor3r.dense.views import ViewConfig, candidates, choose_sources, is_next_keyframe
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
-from anchor3r.pipeline.camera import common_camera, lens_of, without_lens
 from anchor3r.store import Map, PointMap
+from anchor3r.store.camera import common_camera, lens_of, without_lens
 from anchor3r.trajectory import Trajectory
 
 ImageReader = Callable[[int], NDArray[np.uint8]]

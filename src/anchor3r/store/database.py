@@ -81,6 +81,14 @@ CREATE TABLE IF NOT EXISTS keyframe_depths (
     checksum INTEGER);
 """
 """Older maps get the table with their first depth."""
+PLACE_FEATURES = """
+-- what places are recognised by, see store/places.py; all of the image of width × height pixels
+CREATE TABLE IF NOT EXISTS place_features (
+    frame INTEGER PRIMARY KEY, width INTEGER NOT NULL, height INTEGER NOT NULL, pixel BLOB NOT NULL,
+    descriptor BLOB NOT NULL, word BLOB NOT NULL, signature BLOB NOT NULL, depth BLOB NOT NULL,
+    depth_sigma BLOB NOT NULL, checksum INTEGER);
+"""
+"""A map gets the table when its places are first asked for."""
 _SCHEMA = f"""
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {FORMAT_VERSION};
@@ -153,6 +161,9 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "corrections": ("frame", "heads", "nodes"),
     "keyframe_depths": (
         "frame", "camera", "scale", "depth", "confidence", "normals", "origin", "colours",
+    ),
+    "place_features": (
+        "frame", "width", "height", "pixel", "descriptor", "word", "signature", "depth", "depth_sigma",
     ),
 }  # fmt: skip
 """Tables whose rows carry a checksum, and of which columns: a disk that has changed a bit is found out."""
@@ -265,7 +276,8 @@ def _remove_all(folder: Path, name: str) -> None:
 def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int) -> None:
     """Refuses a map whose tables are not those of a map, or whose pages a disk has damaged."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - {"keyframe_depths", "corrections"} - tables):
+    optional = {"keyframe_depths", "corrections", "place_features"}
+    if missing := sorted(({"meta", "loops"} | set(CHECKED)) - optional - tables):
         raise Anchor3RError(
             f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"
         )

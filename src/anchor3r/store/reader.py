@@ -9,7 +9,7 @@ from functools import wraps
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import Datum
 from anchor3r.geometry import Pinhole
 from anchor3r.io.inputs import decoding, parse_json
+from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 from anchor3r.predictors.confidence import from_old_map
@@ -41,9 +42,14 @@ from anchor3r.store.keyframe_depths import (
     depth_from_row,
 )
 from anchor3r.store.meta import checked_meta
+from anchor3r.store.places import PLACE_COLUMNS, PLACES_KEY, place_from_row
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
 from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
 from anchor3r.trajectory import FramePose, Trajectory
+
+if TYPE_CHECKING:
+    from anchor3r.places.localiser import Localisation
+    from anchor3r.store.localising import MapLocaliser
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +115,7 @@ class Map:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._localiser: MapLocaliser | None = None
         self._database = open_database(folder)
         # One query at a time: a thread that waits for SQLite holds Python's lock, which the checksum of
         # another thread's query, a function of ours, would wait for.
@@ -617,6 +624,42 @@ class Map:
         for frame in self.keyframe_depth_frames().tolist():
             if wanted is None or frame in wanted:
                 yield self.keyframe_depth(frame)
+
+    @_decoding
+    def place_frames(self) -> NDArray[np.int64]:
+        """(n,) keyframes whose features the map keeps to recognise places by, ascending."""
+        if not self._all("SELECT * FROM sqlite_master WHERE name = 'place_features'"):
+            return np.empty(0, np.int64)
+        found = self._all("SELECT frame FROM place_features ORDER BY frame")
+        return np.array([row[0] for row in found], np.int64)
+
+    @_decoding
+    def place_identity(self) -> dict[str, Any]:
+        """How the features of keyframes were made (JSON); empty if there are none."""
+        found = self._all("SELECT value FROM meta WHERE key = ?", (PLACES_KEY,))
+        return dict(parse_json(found[0][0], f"{self.folder}: {DATABASE}, {PLACES_KEY}")) if found else {}
+
+    @_decoding
+    def place(self, index: int) -> PlaceKeyframe:
+        """The features of a keyframe."""
+        self._insist_on_checksums("place_features", "frame = ?", (int(index),))
+        found = self._of_frame(f"SELECT {PLACE_COLUMNS} FROM place_features", index)
+        if not found:
+            raise Anchor3RError(f"{self.folder} keeps no features of frame {index}; see `Map.place_frames()`")
+        return place_from_row(found[0])
+
+    def localise(self, image: NDArray[np.uint8], camera: Pinhole | None = None) -> Localisation:
+        """Where an image (H, W, 3) RGB was taken in the map as it was at the first call, or why that is not
+        told.
+
+        camera: of the image; that of the map if it is not given. `anchor3r localise` keeps the features of
+        keyframes in the map; without it the first call computes them.
+        """
+        from anchor3r.store.localising import MapLocaliser
+
+        if self._localiser is None:
+            self._localiser = MapLocaliser(self)
+        return self._localiser.localise(image, camera)
 
     @_decoding
     def runtime(self) -> Runtime:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.inputs import decoding, parse_json
+from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
@@ -30,6 +31,7 @@ from anchor3r.store.database import (
     DATABASE,
     KEYFRAME_DEPTHS,
     LOCK,
+    PLACE_FEATURES,
     acquire_lock,
     create_database,
     explained,
@@ -40,6 +42,7 @@ from anchor3r.store.database import (
 )
 from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
 from anchor3r.store.meta import checked_meta
+from anchor3r.store.places import PLACES_KEY, place_row
 from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, LoopClosing, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
@@ -463,6 +466,26 @@ class MapWriter:
         """Notes that all keyframes have their depths, and what came out (JSON)."""
         known = self._densification()
         self.write_meta(**{DENSIFICATION_KEY: known | {"complete": True, "summary": summary}})
+
+    def begin_places(self, identity: Mapping[str, object]) -> set[int]:
+        """Prepares for features of keyframes and returns the frames that have theirs already.
+
+        Features that were made in another way (identity, JSON) are taken away.
+        """
+        text = self._value(f"SELECT value FROM meta WHERE key = '{PLACES_KEY}'", default="null")
+        known = parse_json(text, f"{self.folder}: {DATABASE}, {PLACES_KEY}")
+        with self._transaction():
+            self._database.execute(PLACE_FEATURES)
+            if known != json.loads(json.dumps(identity)):
+                self._database.execute("DELETE FROM place_features")
+                self._replace_meta({PLACES_KEY: identity})
+            return {row[0] for row in self._database.execute("SELECT frame FROM place_features")}
+
+    def write_place(self, keyframe: PlaceKeyframe) -> None:
+        """Keeps the features of one more keyframe, durable at once."""
+        row = TableRow("place_features", place_row(keyframe))
+        with self._transaction():
+            row.insert(self._database)
 
     def _forget_loops(self, search: int) -> None:
         events = "SELECT event FROM loops WHERE search = ?"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
-from anchor3r.store import Map
+from anchor3r.store.reader import Map
 
 _SAMPLED_FRAMES = 15
 """Frames that a camera nobody knew is estimated from."""

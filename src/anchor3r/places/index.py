@@ -1,0 +1,140 @@
+"""An inverted index of visual words: which keyframes show what an image shows, by words and signatures.
+
+Postings lie in segments of a fixed number of keyframes, sorted by word; the newest keyframes wait unsorted.
+So adding one is bounded work however long the map is, and a query reads what its words have and no more.
+
+Shapes: n features, k keyframes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.kernels import kernel
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    """What counts as a common word."""
+
+    max_bits: int = 22
+    """Bits of 64 in which signatures of one word may differ; of unlike descriptors every second one does."""
+    segment: int = 1024
+    """Keyframes of a segment."""
+    features: int = 500
+    """Features of an image that are indexed and asked for, the strongest: they bound memory and time."""
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.max_bits <= 64 and 1 <= self.segment <= 2**16 and self.features >= 1):
+            raise ValueError(f"max_bits, segment or features cannot be: {self}")
+
+
+class _Segment(NamedTuple):
+    """Postings of some keyframes by word."""
+
+    start: NDArray[np.int32]
+    """(words + 1,)"""
+    keyframe: NDArray[np.uint16]
+    """(n,) within the segment"""
+    signature: NDArray[np.uint64]
+    """(n,)"""
+
+
+_DEFAULT = IndexConfig()
+
+
+class PlaceIndex:
+    """Keyframes by their words; incremental."""
+
+    def __init__(self, num_words: int, config: IndexConfig = _DEFAULT) -> None:
+        self._num_words, self._config = num_words, config
+        self._segments: list[_Segment] = []
+        self._fresh: list[tuple[NDArray[np.int32], NDArray[np.uint64]]] = []
+        self._fresh_segment: _Segment | None = None
+        """The waiting keyframes, sorted when they are first asked for."""
+        self._counts = np.zeros(num_words, np.int64)
+        self._norm: list[float] = []
+        """Root of the number of features of each keyframe."""
+
+    def __len__(self) -> int:
+        """Number of keyframes."""
+        return len(self._norm)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all postings."""
+        return sum(part.nbytes for segment in self._segments for part in segment) + sum(
+            word.nbytes + signature.nbytes for word, signature in self._fresh
+        )
+
+    def add(self, word: NDArray[np.int32], signature: NDArray[np.uint64]) -> int:
+        """Takes the features (n,) of a keyframe, the strongest first, and returns its number, from 0 on."""
+        word, signature = word[: self._config.features], signature[: self._config.features]
+        self._fresh.append((word, signature))
+        self._fresh_segment = None
+        np.add.at(self._counts, np.unique(word), 1)
+        self._norm.append(max(1.0, len(word)) ** 0.5)
+        if len(self._fresh) == self._config.segment:
+            self._segments.append(self._sorted(self._fresh))
+            self._fresh = []
+        return len(self) - 1
+
+    def scores(self, word: NDArray[np.int32], signature: NDArray[np.uint64]) -> NDArray[np.float32]:
+        """(k,) how much each keyframe has in common with an image's features (n,), the strongest first."""
+        config = self._config
+        word, signature = word[: config.features], signature[: config.features]
+        # A word that every keyframe has says nothing; one that an image has often, it says once.
+        _, inverse, often = np.unique(word, return_inverse=True, return_counts=True)
+        rarity = np.log(max(len(self), 1) / np.maximum(self._counts[word], 1))
+        weight = np.asarray(rarity / np.sqrt(often[inverse]), np.float32)
+        scores = np.zeros(len(self), np.float32)
+        kept = weight > 0
+        query = word[kept], signature[kept], weight[kept]
+        for number, segment in enumerate(self._segments):
+            first = number * config.segment
+            _vote(*segment, *query, config.max_bits, scores[first : first + config.segment])
+        if self._fresh:
+            if self._fresh_segment is None:
+                self._fresh_segment = self._sorted(self._fresh)
+            _vote(*self._fresh_segment, *query, config.max_bits, scores[-len(self._fresh) :])
+        return np.asarray(scores / np.array(self._norm), np.float32)
+
+    def _sorted(self, keyframes: list[tuple[NDArray[np.int32], NDArray[np.uint64]]]) -> _Segment:
+        word = np.concatenate([word for word, _ in keyframes])
+        signature = np.concatenate([signature for _, signature in keyframes])
+        number = np.repeat(np.arange(len(keyframes)), [len(word) for word, _ in keyframes])
+        order = np.argsort(word, kind="stable")
+        start = np.zeros(self._num_words + 1, np.int32)
+        np.cumsum(np.bincount(word, minlength=self._num_words), out=start[1:])
+        return _Segment(start, number[order].astype(np.uint16), signature[order])
+
+
+@kernel
+def _vote(
+    start: NDArray[np.int32], keyframe: NDArray[np.uint16], signature: NDArray[np.uint64],
+    word: NDArray[np.int32], asked: NDArray[np.uint64], weight: NDArray[np.float32],
+    max_bits: int, scores: NDArray[np.float32],
+) -> None:  # fmt: skip
+    """Adds the weight of every query feature to the keyframes of its word, less where signatures differ."""
+    for q in range(len(word)):
+        for p in range(start[word[q]], start[word[q] + 1]):
+            bits = _num_ones(signature[p] ^ asked[q])
+            if bits <= max_bits:
+                scores[keyframe[p]] += weight[q] * (1 - bits / 32) ** 2
+
+
+@kernel
+def _num_ones(value: np.uint64) -> int:
+    """Of 64 bits, added up in pairs, then in fours, then by a product."""
+    value -= (value >> np.uint64(1)) & np.uint64(0x5555555555555555)
+    value = (value & np.uint64(0x3333333333333333)) + (
+        (value >> np.uint64(2)) & np.uint64(0x3333333333333333)
+    )
+    value = (value + (value >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return int((value * np.uint64(0x0101010101010101)) >> np.uint64(56))
