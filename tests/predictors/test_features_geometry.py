@@ -269,6 +269,19 @@ def test_a_rotation_is_found_among_tracks_that_slip(slipping: float, plausible: 
         assert np.degrees(rotation_angle(found.frame_from_first[-1] @ turns[-1].T)) < 0.2
 
 
+def test_more_frames_of_the_same_tracks_do_not_make_a_focal_length_surer() -> None:
+    rng = np.random.default_rng(4)
+    first = rng.uniform([0, 0], [320, 240], (150, 2))
+    now = project(CAMERA, rays(CAMERA, first) @ so3_exp(np.array([0.02, 0.15, 0.01])).T)
+    now += rng.normal(0, 0.4, now.shape)
+
+    def sigma(count: int) -> float:
+        observed = np.stack([first, *[now] * count])
+        return fit_rotations(observed, CAMERA, 0.6, huber_px=0.5, max_error_px=2.0).focal_sigma
+
+    assert sigma(30) == pytest.approx(sigma(1), rel=0.05)
+
+
 @pytest.mark.parametrize("baseline", [0.0, 0.05, 0.1])
 def test_a_translation_is_believed_only_if_points_move_along_epipolar_lines(baseline: float) -> None:
     rng = np.random.default_rng(3)

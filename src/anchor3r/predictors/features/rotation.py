@@ -63,7 +63,7 @@ def fit_rotations(
     count, log_focal, prior = len(observed), 0.0, focal_sigma**-2 if focal_sigma > 0 else np.inf
     rotation = np.broadcast_to(np.eye(3), (count, 3, 3)).copy()
     errors, h, c = np.zeros(observed.shape[:2]), np.zeros((count, 3, 3)), np.zeros((count, 3))
-    f = 0.0
+    f = np.zeros(count)
     for step in range(_ITERATIONS + 1):
         residual, by_turn, by_focal = _linearised(_zoomed(camera, log_focal), rotation, observed)
         errors = np.linalg.norm(residual, axis=2)
@@ -75,20 +75,21 @@ def fit_rotations(
         ) + _LEAST_ANGLE_RAD * np.eye(3)
         g = np.einsum("knia,kni->ka", by_turn, weight * residual)
         c = np.einsum("knia,kni->ka", by_turn, weight * by_focal)
-        f = float(np.sum(weight * by_focal * by_focal))
+        f = np.sum(weight * by_focal * by_focal, axis=(1, 2))
         solved_g, solved_c = (
             np.linalg.solve(h, g[..., None])[..., 0],
             np.linalg.solve(h, c[..., None])[..., 0],
         )
-        f -= float(np.sum(c * solved_c))
+        f -= np.sum(c * solved_c, axis=1)
         gradient = float(np.sum(weight * by_focal * residual) - np.sum(c * solved_g))
-        zoom = -(gradient + prior * log_focal) / (f + prior) if np.isfinite(prior) else 0.0
+        zoom = -(gradient + prior * log_focal) / (float(f.sum()) + prior) if np.isfinite(prior) else 0.0
         zoom = float(np.clip(log_focal + zoom, -_MAX_LOG_ZOOM, _MAX_LOG_ZOOM)) - log_focal
         log_focal += zoom
         rotation[1:] = (so3_exp(-solved_g - zoom * solved_c) @ rotation)[1:]
     agreeing = errors < max_error_px
     variance = noise_variance(errors[1:][agreeing[1:]])
-    sigma = float(np.sqrt(1 / (prior + f / variance))) if np.isfinite(prior) else 0.0
+    # Frames of one track share the error of its corner: together they tell no more than the best of them.
+    sigma = float(np.sqrt(1 / (prior + f.max() / variance))) if np.isfinite(prior) else 0.0
     # An error of the focal length turns every frame by the same part of its angle.
     slope = np.linalg.solve(h, c[..., None])
     covariance = variance * np.linalg.inv(h) + sigma**2 * slope @ np.swapaxes(slope, 1, 2)
