@@ -93,6 +93,12 @@ def test_positions_place_a_map_though_some_are_wrong_and_the_clock_is_off(
     found = DATUM.to_local(datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL))
     error = np.linalg.norm(found - local, axis=1)
     assert np.sqrt((error**2).mean()) < NOISE_M
+    assert trajectory.covariance is not None
+    covariance = trajectory.covariance[:, 3:, 3:]
+    away = (found - local) @ WORLD_FROM_LOCAL.T
+    normalised = np.einsum("ki,kij,kj->k", away, np.linalg.inv(covariance), away)
+    assert 0.1 < normalised.mean() / 3 < 4  # errors of one short drive are few independent ones
+    assert np.sqrt(np.linalg.eigvalsh(covariance)).max() < 2 * NOISE_M
     assert main(["export", str(folder), "--format", "geojson", "--out", str(tmp_path / "path.json")]) == 0
     line = json.loads((tmp_path / "path.json").read_text())["features"][0]["geometry"]["coordinates"]
     assert line[0][:2] == pytest.approx(DATUM.to_geodetic(local[0])[[1, 0]], abs=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.drift import WindowNoise
-from anchor3r.pose_graph.measured_drift import measure_drift
+from anchor3r.pose_graph.measured_drift import measure_drift, slow_error_modes
 from anchor3r.pose_graph.placement import MeasuredDrift
 from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.pose_graph.priors import Positions
@@ -68,3 +68,21 @@ def test_the_slow_noise_of_a_receiver_is_not_taken_for_drift() -> None:
 
 def test_few_positions_tell_nothing() -> None:
     assert measured(1e-3, 1e-3, 1.0, count=12) is None
+
+
+def test_modes_of_slow_noise_sum_up_to_its_covariance() -> None:
+    count, drift = 60, MeasuredDrift(1e-4, 1e-4, 1.0, 0.25, 30.0)
+    positions = Positions(
+        rows=np.zeros((count, 2), np.int64),
+        fraction=np.zeros(count),
+        position=np.zeros((count, 3)),
+        information=np.tile(np.diag([1.0, 0.25, 1.0]), (count, 1, 1)),
+        moment_s=5.0 * np.arange(count),
+    )
+    modes = slow_error_modes(positions, drift)
+    found = np.einsum("mkx,mly->kxly", modes, modes)
+    apart = 5.0 * np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
+    for axis, variance in enumerate([0.25, 1.0, 0.25]):
+        expected = variance * np.exp(-apart / 30.0)
+        np.testing.assert_allclose(found[:, axis, :, axis], expected, atol=0.3 * variance)
+    np.testing.assert_allclose(found[:, 0, :, 1], 0, atol=1e-12)

@@ -46,7 +46,7 @@ from anchor3r.pose_graph.linalg.step_solvers import (
     TwoLevelSolver,
     make_step_solver,
 )
-from anchor3r.pose_graph.measured_drift import measure_drift
+from anchor3r.pose_graph.measured_drift import measure_drift, slow_error_modes
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.placement import (
@@ -59,7 +59,7 @@ from anchor3r.pose_graph.placement import (
     solve_with_priors,
 )
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.priors import Positions, PriorSystem, in_rows
+from anchor3r.pose_graph.priors import BLOCK, Positions, PriorSystem, in_rows
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
@@ -127,8 +127,8 @@ class RefinedPoses:
     placed: Placed | None = None
     """how the poses lie in the world that priors speak of; None if there were none"""
     covariance: NDArray[np.float64] | None = None
-    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), the first frame of each component held;
-    None unless asked for, with priors, or where it would take too long (`covariance`)"""
+    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), the first frame of each component held
+    unless priors say where it is; None unless asked for, or where it would take too long (`covariance`)"""
 
 
 def refine_poses(
@@ -148,7 +148,7 @@ def refine_poses(
     vouched: groups of loop events that are accepted without being judged.
     event_of_group: loop event of each group; those of one event are accepted or cut together. None: one each,
     and events of too few edges to agree with themselves are left to the loss.
-    known: priors, which place the poses in a world of their own; only with free scales, without covariances.
+    known: priors, which place the poses in a world of their own; only with free scales.
     With "gm" the start is the odometry with its accepted loops closed; where events are left to the loss it
     is that, `initial` or the chordal start, whichever costs least; without loops it is `initial`. With "none"
     both `initial` and the chordal start are tried, unless one is far worse.
@@ -184,7 +184,7 @@ def refine_poses(
     placed = None if known is None else refinement.place(state, known, _alone(state, verified, log_scale))
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    covariance = refinement.covariance(back) if with_covariance and placed is None else None
+    covariance = refinement.covariance(back, placed) if with_covariance else None
     return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
@@ -341,11 +341,12 @@ class _Refinement:
             self._trust_windows(alone, drift)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
-        nobody = np.empty(0, np.int64)  # priors and assumptions hold the gauge
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
 
         def problem_of(system: PriorSystem) -> PoseProblem:
-            return PoseProblem(self._pose_edges, self._used, self._ties, nobody, True, system)
+            return PoseProblem(
+                self._pose_edges, self._used, self._ties, _NOBODY, True, system
+            )  # priors hold the gauge
 
         def solver_of(state: PoseState, system: PriorSystem) -> DirectSolver | TwoLevelSolver:
             terms = system.linearise(state, np.zeros((len(state.center), 7)))
@@ -410,10 +411,28 @@ class _Refinement:
         factor = max(1.0, (drift.scale_rate / independent) ** 2)
         self._ties = ties._replace(weight=np.where(near, ties.weight / factor, ties.weight))
 
-    def covariance(self, state: PoseState) -> NDArray[np.float64] | None:
-        """(n, 6, 6) of the poses that `run` has found, in whatever gauge."""
+    def covariance(self, state: PoseState, placed: Placed | None) -> NDArray[np.float64] | None:
+        """(n, 6, 6) of the poses that `run` has found, in whatever gauge, or of those that `place` has."""
         errors, inflation = self._estimator.current()
-        return pose_covariances(self._problem, state, errors, inflation)
+        if placed is None:
+            return pose_covariances(self._problem, state, errors, inflation)
+        # Edges alone are so much worse than they say, not the priors.
+        errors = ErrorModel(errors.information / inflation, errors.width_sq / inflation)
+        system, shared = placed.system, []
+        for index, kind in enumerate(system.kinds):
+            if not isinstance(kind, Positions):
+                continue
+            if placed.drift is not None:
+                shared.append(system.forces(index, state, slow_error_modes(kind, placed.drift)))
+            if placed.clock_sigma_s and np.isfinite(placed.clock_sigma_s):
+                late = placed.clock_sigma_s * kind.velocity(state)
+                shared.append(system.forces(index, state, late[None]))
+        problem = PoseProblem(self._pose_edges, self._used, self._ties, _NOBODY, True, system)
+        return pose_covariances(
+            problem, state, errors,
+            terms=system.linearise(state, np.zeros((len(state.center), BLOCK))),
+            shared=np.concatenate(shared) if shared else None,
+        )  # fmt: skip
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""

@@ -36,6 +36,8 @@ _LOG_SIGMA = np.array([4.0, 4.0, 1.0, 2.0, 1.0])
 50 in variance either way, the receiver by less."""
 _SLOW_PART, _SLOW_TIME_S = 0.25, 30.0
 """First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
+_MAX_MODES = 200
+"""Along each axis, of slow noise in covariances: enough for 50 minutes of noise of 30 s."""
 _PASSES = 2  # once with what the similarity left, once with what the process itself finds likely
 _NEVER = 1e-9
 _DISTRUST = 1e6
@@ -58,6 +60,8 @@ def measure_drift(
     """  # fmt: skip
     if len(positions.rows) < _LEAST_POSITIONS:
         return None
+    # Twice as many as the fit takes, as some prove wrong; thousands would take minutes to judge.
+    positions = positions.select(_thinned(np.ones(len(positions.rows), bool), 2 * _MAX_POSITIONS))
     source, target = anchored(odometry, [positions])
     world_from_map, near = robust_similarity(source, target)
     placed = moved_by(odometry, np.arange(len(odometry.center)), world_from_map)
@@ -65,17 +69,17 @@ def measure_drift(
     for _ in range(_PASSES):
         if np.count_nonzero(near) < _LEAST_POSITIONS:
             return None
-        process = _Process(placed, frames, positions.select(_thinned(near)))
+        process = _Process(placed, frames, positions.select(_thinned(near, _MAX_POSITIONS)))
         found = process.fit(expected)
         near = _Process(placed, frames, positions, found).is_likely(near, significance)
     return found
 
 
-def _thinned(which: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """At most _MAX_POSITIONS of a mask, in pairs of neighbours, which tell white noise from slow."""
+def _thinned(which: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
+    """At most so many of a mask, in pairs of neighbours, which tell white noise from slow."""
     chosen = np.flatnonzero(which)
     pairs = np.arange(len(chosen)) // 2
-    step = int(np.ceil(len(chosen) / _MAX_POSITIONS))
+    step = int(np.ceil(len(chosen) / most))
     out = np.zeros(len(which), bool)
     out[chosen[pairs % step == 0]] = True
     return out
@@ -201,6 +205,26 @@ class _Process:
             + np.log(np.diag(root)).sum()
             + 0.5 * np.linalg.slogdet(normal)[1]
         )
+
+
+def slow_error_modes(positions: Positions, drift: MeasuredDrift) -> Float:
+    """(m, k, 3) independent errors of one standard deviation each, which sum up to the slow noise.
+
+    Only the greatest: what is left of the noise changes so fast that poses hardly follow it.
+    """
+    if positions.moment_s is None:
+        return np.zeros((0, len(positions.rows), 3))
+    # A smooth curve through so few moments that their matrix stays small.
+    moment = positions.moment_s
+    count = int(np.clip(2 * np.ptp(moment) / drift.slow_time_s, 8, _MAX_MODES))
+    knots = np.linspace(moment.min(), moment.max(), count)
+    root = np.linalg.cholesky(
+        np.exp(-np.abs(knots[:, None] - knots) / drift.slow_time_s) + _NEVER * np.eye(count)
+    )
+    along = np.stack([np.interp(moment, knots, column) for column in root.T])
+    sigma = np.sqrt(drift.slow * np.diag(np.median(np.linalg.inv(positions.information), 0)))
+    modes = along[:, None, :, None] * (np.eye(3) * sigma)[None, :, None, :]
+    return np.asarray(modes.reshape(-1, len(moment), 3))
 
 
 def _similarities(at: Float) -> Float:

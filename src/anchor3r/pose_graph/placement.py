@@ -115,6 +115,8 @@ class Placed:
     """by kind, how many times larger variances are than was stated"""
     scale_sigma: float
     """standard deviation of the logarithm of the map's scale"""
+    system: PriorSystem
+    """the priors as they took part in the last solution"""
     clock_offset_s: float = 0.0
     """to be added to the times of positions"""
     clock_sigma_s: float = 0.0
@@ -171,6 +173,7 @@ def solve_with_priors(
         scale_sigma=_scale_sigma(*model(state, system)),
         clock_offset_s=offset,
         clock_sigma_s=sigma,
+        system=system,
     )
 
 

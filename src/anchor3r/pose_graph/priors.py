@@ -313,6 +313,16 @@ class PriorSystem:
                     blocks.append(block)
         return BlockTerms(np.concatenate(rows_a), np.concatenate(rows_b), np.concatenate(blocks))
 
+    def forces(self, index: int, state: PoseState, errors: Float) -> Float:
+        """(m, n, 7) gradients of the cost by errors (m, k, d) that the priors of one kind would make."""
+        kind = self.kinds[index]
+        residual, jacobian = kind.linearise(state)
+        pull = np.einsum("kij,mkj->mki", self.metric(index, residual), errors)
+        out = np.zeros((len(state.center), len(errors), BLOCK))
+        for end in range(jacobian.shape[1]):
+            np.add.at(out, kind.rows[:, end], np.einsum("kix,mki->kmx", jacobian[:, end], pull))
+        return np.ascontiguousarray(out.transpose(1, 0, 2))
+
     def excess(self, state: PoseState, significance: float) -> list[Float]:
         """By kind, (k,) χ² of each prior over the limit that a right one exceeds with this probability."""
         out = []
