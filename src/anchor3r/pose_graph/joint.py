@@ -25,7 +25,7 @@ from anchor3r.pose_graph.averaging.scales import (
     joined,
     walk_ties,
 )
-from anchor3r.pose_graph.covariance import pose_covariances
+from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
     ErrorModel,
@@ -122,7 +122,7 @@ class RefinedPoses:
     placed: Placed | None = None
     """how the poses lie in the world that priors speak of; None if there were none"""
     covariance: NDArray[np.float64] | None = None
-    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), the first frame of each component held;
+    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), relative to the component as a whole;
     None unless asked for, with priors, or where it would take too long (`covariance`)"""
 
 
@@ -362,7 +362,8 @@ class _Refinement:
     def covariance(self, state: PoseState) -> NDArray[np.float64] | None:
         """(n, 6, 6) of the poses that `run` has found, in whatever gauge."""
         errors, inflation = self._estimator.current()
-        return pose_covariances(self._problem, state, errors, inflation)
+        inflation *= shared_inflation(self._edges, self.topology, state)
+        return pose_covariances(self._problem, state, errors, self.topology.component, inflation)
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
