@@ -305,6 +305,25 @@ def umeyama(source: ArrayLike, target: ArrayLike, *, with_scale: bool = True) ->
     return Sim3(rotation, mean_y - scale * (rotation @ mean_x), np.asarray(scale))
 
 
+def align_poses(source: SE3, target: SE3) -> Sim3:
+    """The similarity target_from_source that fits poses (n,) world_from_camera to others of the same frames.
+
+    Least squares in rotations and in centres, whose distances count in units of the path's own extent, so
+    that a straight path or a camera that stands still is aligned as well as any other.
+    """
+    arms, middles, extents = [], [], []
+    for poses in (source, target):
+        middles.append(poses.translation.mean(0))
+        arms.append(poses.translation - middles[-1])
+        extents.append(max(float(np.sqrt((arms[-1] ** 2).sum(1).mean())), 1e-150))
+    moments = arms[1].T @ arms[0] / (extents[0] * extents[1])
+    # A turn by a small angle moves a rotation matrix by √2 times as much.
+    rotation = nearest_rotation(moments + 0.5 * np.einsum("nij,nkj->ik", target.rotation, source.rotation))
+    overlap = float(np.sum(arms[1] * (arms[0] @ rotation.T)))
+    scale = overlap / (len(source) * extents[0] ** 2) if overlap > 0 else 1.0
+    return Sim3(rotation, middles[1] - scale * rotation @ middles[0], np.asarray(scale))
+
+
 @dataclass(frozen=True)
 class Pinhole:
     """An ideal camera: u = fx x/z + cx, v = fy y/z + cy, in pixels of a width × height image."""

@@ -6,10 +6,11 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from numpy.testing import assert_allclose, assert_array_equal
+from numpy.testing import assert_allclose
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3, so3_exp, so3_log
+from anchor3r.evaluation.metrics import aligned_pose_errors, ellipsoid_shares
+from anchor3r.geometry import SE3, align_poses, so3_exp, so3_log
 from anchor3r.pose_graph.covariance import pose_covariances
 from anchor3r.pose_graph.edges import Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem
@@ -31,7 +32,7 @@ def chain_with_a_loop(num_frames: int) -> tuple[SE3, NDArray[np.int64], NDArray[
 
 
 @pytest.mark.parametrize("is_free", [False, True])
-def test_equal_to_a_dense_inverse_with_the_first_frame_held(is_free: bool) -> None:
+def test_equal_to_a_dense_inverse_after_alignment(is_free: bool) -> None:
     rng = np.random.default_rng(0)
     n, block = 24, 7 if is_free else 6
     poses, i, t = chain_with_a_loop(n)
@@ -43,7 +44,9 @@ def test_equal_to_a_dense_inverse_with_the_first_frame_held(is_free: bool) -> No
     information = rng.uniform(1e3, 1e5, (len(i), 2))
     problem = PoseProblem(edges, np.ones(len(i), bool), ties, np.array([0]), is_free)
     state = PoseState.of(poses)
-    found = pose_covariances(problem, state, ErrorModel(information, np.inf), inflation=2.0)
+    found = pose_covariances(
+        problem, state, ErrorModel(information, np.inf), np.zeros(n, np.int64), inflation=2.0
+    )
     assert found is not None
     dense = np.zeros((n * block, n * block))
     for column in range(n * block):
@@ -55,14 +58,36 @@ def test_equal_to_a_dense_inverse_with_the_first_frame_held(is_free: bool) -> No
             np.add.at(image[:, 6], ties.a, pull)
             np.add.at(image[:, 6], ties.b, -pull)
         dense[:, column] = image.ravel()
-    inverse = 2.0 * np.linalg.inv(dense[block:, block:])
-    assert_array_equal(found[0], 0)
-    for frame in range(1, n):
-        own = slice((frame - 1) * block, (frame - 1) * block + 6)
+    inverse = np.zeros((n * block, n * block))
+    inverse[block:, block:] = 2.0 * np.linalg.inv(dense[block:, block:])
+    poses_only = (np.arange(n)[:, None] * block + np.arange(6)).ravel()
+    aligned = numerical_alignment(poses)
+    inverse = aligned @ inverse[np.ix_(poses_only, poses_only)] @ aligned.T
+    for frame in range(n):
+        own = slice(6 * frame, 6 * frame + 6)
         axes = np.eye(6)
         axes[:3, :3] = poses.rotation[frame]
         expected = axes @ inverse[own, own] @ axes.T
         assert_allclose(found[frame], expected, atol=1e-5 * np.abs(expected).max())
+
+
+def numerical_alignment(poses: SE3) -> NDArray[np.float64]:
+    """(6 n, 6 n) how errors of poses camera_from_world, in world axes, are left over by `align_poses`."""
+    n, step = len(poses), 1e-6
+    truth = poses.inverse()
+    out = np.empty((6 * n, 6 * n))
+    for column in range(6 * n):
+        ends = []
+        for sign in (1, -1):
+            x = np.zeros((n, 6))
+            x.flat[column] = sign * step
+            estimated = SE3(np.swapaxes(poses.rotation @ so3_exp(x[:, :3]), 1, 2), poses.center() + x[:, 3:])
+            motion = align_poses(truth, estimated)
+            rotation = motion.rotation @ truth.rotation
+            turned = so3_log(np.swapaxes(rotation @ np.swapaxes(estimated.rotation, 1, 2), 1, 2))
+            ends.append(np.concatenate([-turned, estimated.translation - motion.apply(truth.translation)], 1))
+        out[:, column] = (ends[0] - ends[1]).ravel() / (2 * step)
+    return out
 
 
 @pytest.mark.parametrize("loss", ["none", "gm"])
@@ -81,17 +106,47 @@ def test_poses_scatter_as_their_covariance_says(loss: Literal["none", "gm"]) -> 
         )
         refined, _ = refine_poses(MotionGraph(edges), poses, RefineConfig(loss=loss), with_covariance=True)
         assert refined.covariance is not None
-        error = np.concatenate(
-            [
-                so3_log(refined.camera_from_world.rotation @ np.swapaxes(poses.rotation, 1, 2)),
-                refined.camera_from_world.center() - poses.center(),
-            ],
-            1,
-        )[1:]
-        solved = np.linalg.solve(refined.covariance[1:], error[..., None])[..., 0]
+        error = aligned_pose_errors(refined.camera_from_world.inverse(), poses.inverse())
+        solved = np.linalg.solve(refined.covariance, error[..., None])[..., 0]
         squares.append((error * solved).sum(1))
     assert np.mean(squares) == pytest.approx(6.0, rel=0.15)
     assert np.mean(np.array(squares) < 12.59) == pytest.approx(0.95, abs=0.03)
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_windows_that_copy_their_errors_are_known_by_their_residuals(is_shared: bool) -> None:
+    """Edges over k frames have the variance of k steps: of the same steps in all windows, or of their own."""
+    rng = np.random.default_rng(2)
+    poses = chain_with_a_loop(60)[0]
+    i, t = window_pairs(60, 6)
+    span = np.abs(t - i)
+    sigma = np.array([0.1 * ROTATION_SIGMA] * 3 + [TRANSLATION_SIGMA] * 3)
+    information = np.diag(sigma**-2.0) / span[:, None, None]
+    within = []
+    for _ in range(20):
+        noise = sigma * np.sqrt(span)[:, None] * rng.normal(size=(len(i), 6))
+        measured = poses[i] @ poses[t].inverse()
+        if is_shared:
+            noise[:] = 0
+            steps = sigma * rng.normal(size=(60, 6))
+            erring = [poses[0]]
+            for k in range(1, 60):
+                step = poses[k] @ poses[k - 1].inverse()
+                step = SE3(step.rotation @ so3_exp(steps[k, :3]), step.translation + steps[k, 3:])
+                erring.append(step @ erring[-1])
+            wrong = SE3(np.stack([p.rotation for p in erring]), np.stack([p.translation for p in erring]))
+            measured = wrong[i] @ wrong[t].inverse()
+        edges = Edges.of(
+            i, t, measured.rotation @ so3_exp(noise[:, :3]), measured.translation + noise[:, 3:],
+            information=information, group=t,
+        )  # fmt: skip
+        refined, _ = refine_poses(MotionGraph(edges), poses, with_covariance=True)
+        assert refined.covariance is not None
+        errors = aligned_pose_errors(refined.camera_from_world.inverse(), poses.inverse())
+        within.append(list(ellipsoid_shares(errors, refined.covariance).values()))
+    half, most = np.mean(within, 0)
+    assert 40 < half < 75
+    assert 92 < most < 99.5
 
 
 def test_not_asked_for_not_there() -> None:

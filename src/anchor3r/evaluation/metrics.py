@@ -16,7 +16,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import chi2
 
-from anchor3r.geometry import SE3, Array, Sim3, nearest_rotation, rotation_angle, so3_log, umeyama
+from anchor3r.geometry import (
+    SE3,
+    Array,
+    Sim3,
+    align_poses,
+    nearest_rotation,
+    rotation_angle,
+    so3_log,
+    umeyama,
+)
 from anchor3r.trajectory import distance_along
 
 SEGMENT_LENGTHS_M = (100, 200, 300, 400, 500, 600, 700, 800)
@@ -223,34 +232,43 @@ def trajectory_errors(
     )
 
 
-def ellipsoid_shares(
-    world_from_estimated: SE3,
-    world_from_true: SE3,
-    covariance: Array,
-    reference: NDArray[np.int64],
-    scale: float,
-) -> dict[str, float]:
-    """In percent, how many true poses lie within the 50 % and the 95 % ellipsoids of the estimated ones.
+def aligned_pose_errors(world_from_estimated: SE3, world_from_true: SE3) -> Array:
+    """(n, 6) rotation (camera axes, rad) and centre (world axes) of estimated poses against true ones.
 
-    Poses (n,) are compared as they lie relative to the pose at row reference[k], which is taken to be exact;
-    the truth is brought to the estimate's lengths by `scale`, the true length of one of its units.
-    covariance: (n, 6, 6) rotation (camera axes, rad²), centre (world axes, the estimate's lengths). Poses
-    without one, and those that are their own reference, do not count.
+    The truth is brought into the estimate's world by `align_poses`, relative to which covariances of refined
+    poses are stated.
     """
-    row = np.arange(len(reference))
-    known = np.isfinite(covariance).all((1, 2)) & (reference != row)
+    motion = align_poses(world_from_true, world_from_estimated)
+    return _pose_errors(world_from_estimated, moved(motion, world_from_true))
+
+
+def step_errors(world_from_estimated: SE3, world_from_true: SE3, scale: float) -> Array:
+    """(n - 1, 6) the same of every pose but the first, the pose before it being taken to be exact.
+
+    scale: the true length of one of the estimate's units.
+    """
+    true_step = world_from_true[:-1].inverse() @ world_from_true[1:]
+    expected = world_from_estimated[:-1] @ SE3(true_step.rotation, true_step.translation / scale)
+    return _pose_errors(world_from_estimated[1:], expected)
+
+
+def _pose_errors(world_from_estimated: SE3, world_from_true: SE3) -> Array:
+    difference = np.swapaxes(world_from_estimated.rotation, 1, 2) @ world_from_true.rotation
+    offset = world_from_estimated.translation - world_from_true.translation
+    return np.concatenate([so3_log(difference), offset], 1)
+
+
+def ellipsoid_shares(errors: Array, covariance: Array) -> dict[str, float]:
+    """In percent, how many errors (n, 6) lie within the 50 % and 95 % ellipsoids of covariances (n, 6, 6).
+
+    Poses without a covariance do not count.
+    """
+    known = np.isfinite(covariance).all((1, 2))
     if not known.any():
         return {}
-    row, reference = row[known], reference[known]
-    estimated = world_from_estimated[reference].inverse() @ world_from_estimated[row]
-    true = world_from_true[reference].inverse() @ world_from_true[row]
-    difference = np.swapaxes(estimated.rotation, 1, 2) @ true.rotation
-    moved_by = estimated.translation - true.translation / scale
-    in_world = np.einsum("nij,nj->ni", world_from_estimated[reference].rotation, moved_by)
-    error = np.concatenate([so3_log(difference), in_world], 1)
-    value, vector = np.linalg.eigh(covariance[row])
+    value, vector = np.linalg.eigh(covariance[known])
     # What is said to be exact, and is not, lies outside.
-    along = np.einsum("nij,ni->nj", vector, error)
+    along = np.einsum("nij,ni->nj", vector, errors[known])
     square = (along**2 / np.maximum(value, _EXACT)).sum(1)
     return {
         f"within_{percent}_percent": 100 * float(np.mean(square <= chi2.ppf(percent / 100, 6)))

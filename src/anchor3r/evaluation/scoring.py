@@ -143,23 +143,22 @@ def scored_trajectory(
 
     Of an estimate in several components only the largest counts: nothing relates it to the others.
     is_online: covariances are those of the votes of a window, so that they tell how a pose lies relative to
-    the frame before; those of refined poses tell how it lies relative to the first frame.
+    the frame before; those of refined poses tell how it lies relative to the trajectory as a whole.
     """
     estimate = estimate.largest_component()
     frames, of_estimate, of_truth = np.intersect1d(estimate.frames, truth.frames, return_indices=True)
     if len(frames) < MIN_ALIGNED_POSES:
         return None
-    errors = metrics.trajectory_errors(
-        estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth], alignment
-    )
+    estimated, true = estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth]
+    errors = metrics.trajectory_errors(estimated, true, alignment)
     within: dict[str, float] = {}
     if estimate.covariance is not None:
-        row = np.arange(len(frames))
-        within = metrics.ellipsoid_shares(
-            estimate.world_from_camera[of_estimate], truth.world_from_camera[of_truth],
-            estimate.covariance[of_estimate], np.maximum(row - 1, 0) if is_online else np.zeros_like(row),
-            float(errors.true_from_estimated.scale),
-        )  # fmt: skip
+        covariance = estimate.covariance[of_estimate]
+        if is_online:
+            steps = metrics.step_errors(estimated, true, float(errors.true_from_estimated.scale))
+            within = metrics.ellipsoid_shares(steps, covariance[1:])
+        else:
+            within = metrics.ellipsoid_shares(metrics.aligned_pose_errors(estimated, true), covariance)
     return ScoredTrajectory(frames=frames, errors=errors, coverage=len(frames) / len(truth), within=within)
 
 

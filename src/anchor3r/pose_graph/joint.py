@@ -25,7 +25,7 @@ from anchor3r.pose_graph.averaging.scales import (
     joined,
     walk_ties,
 )
-from anchor3r.pose_graph.covariance import pose_covariances
+from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation
 from anchor3r.pose_graph.drift import WindowNoise, independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
@@ -127,7 +127,7 @@ class RefinedPoses:
     placed: Placed | None = None
     """how the poses lie in the world that priors speak of; None if there were none"""
     covariance: NDArray[np.float64] | None = None
-    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), the first frame of each component held
+    """(n, 6, 6) rotation (camera axes, rad²) and centre (world axes), relative to the component as a whole
     unless priors say where it is; None unless asked for, or where it would take too long (`covariance`)"""
 
 
@@ -415,7 +415,8 @@ class _Refinement:
         """(n, 6, 6) of the poses that `run` has found, in whatever gauge, or of those that `place` has."""
         errors, inflation = self._estimator.current()
         if placed is None:
-            return pose_covariances(self._problem, state, errors, inflation)
+            inflation *= shared_inflation(self._edges, self.topology, state)
+            return pose_covariances(self._problem, state, errors, self.topology.component, inflation)
         # Edges alone are so much worse than they say, not the priors.
         errors = ErrorModel(errors.information / inflation, errors.width_sq / inflation)
         system, shared = placed.system, []
@@ -429,7 +430,7 @@ class _Refinement:
                 shared.append(system.forces(index, state, late[None]))
         problem = PoseProblem(self._pose_edges, self._used, self._ties, _NOBODY, True, system)
         return pose_covariances(
-            problem, state, errors,
+            problem, state, errors, None,
             terms=system.linearise(state, np.zeros((len(state.center), BLOCK))),
             shared=np.concatenate(shared) if shared else None,
         )  # fmt: skip

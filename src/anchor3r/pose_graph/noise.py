@@ -21,7 +21,8 @@ MEDIAN_CHI_SQ_6 = 5.348
 _LENGTH_FLOOR = 0.1  # of the median length
 _SAMPLE = 100_000  # edges of a kind that are looked at
 _SETTLED = 0.02  # noise that changes by a smaller part is kept
-_LEAST_REDUNDANCY = 1.5  # edges a frame that tell their noise by themselves
+LEAST_REDUNDANCY = 1.5
+"""Edges a frame that tell their noise by themselves."""
 _LEAST = 1e-9  # noise of measurements that fit exactly
 
 
@@ -149,7 +150,7 @@ class ErrorModelEstimator:
 def _is_chain(edges: PoseEdges, which: NDArray[np.bool_]) -> bool:
     """Whether some edges (m,) hardly join their frames by more than a chain would."""
     num_frames = len(np.unique(np.concatenate([edges.i[which], edges.t[which]])))
-    return bool(0 < np.count_nonzero(which) < _LEAST_REDUNDANCY * num_frames)
+    return bool(0 < np.count_nonzero(which) < LEAST_REDUNDANCY * num_frames)
 
 
 def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:
