@@ -478,7 +478,7 @@ class MapWriter:
             self._database.execute(PLACE_FEATURES)
             if known != json.loads(json.dumps(identity)):
                 self._database.execute("DELETE FROM place_features")
-                self._replace_meta({PLACES_KEY: identity})
+                replace_meta(self._database, {PLACES_KEY: identity})
             return {row[0] for row in self._database.execute("SELECT frame FROM place_features")}
 
     def write_place(self, keyframe: PlaceKeyframe) -> None:
