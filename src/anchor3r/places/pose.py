@@ -174,8 +174,10 @@ def _linearised(matches: Matches, pose: SE3, sigma: float) -> tuple[Float, Float
     projection[:, 0, 0] = projection[:, 1, 1] = 1 / z
     projection[:, :, 2] = -place / z[:, None]
     stretch = np.einsum("mij,mj->mi", projection, along)
-    covariance = sigma**2 * np.eye(2) + stretch[:, :, None] * stretch[:, None, :]
-    whitening = np.linalg.inv(np.linalg.cholesky(covariance))
+    # The inverse root of sigma² + stretch stretchᵀ in closed form: near the camera the stretch has no bound.
+    square = (stretch**2).sum(1)
+    shrink = (1 - 1 / np.sqrt(1 + square / sigma**2)) / np.maximum(square, 1e-300)
+    whitening = (np.eye(2) - shrink[:, None, None] * stretch[:, :, None] * stretch[:, None, :]) / sigma
     turned = np.zeros((len(z), 3, 3))
     x, y, w = seen_at.T
     turned[:, 0, 1], turned[:, 0, 2], turned[:, 1, 2] = w, -y, x
