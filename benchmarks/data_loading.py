@@ -1,9 +1,10 @@
 """How fast clips are made, against the bare decoding of the same files by the image library.
 
 Writes a drive in the layout of Virtual KITTI 2 (1242×375, JPEG and 16-bit PNG), then counts frames a second
-of CPU time: decoding alone (Pillow, the same files), and whole clips at 518 pixels as the paper's recipe has
-them and put into the memory that workers share with the trainer, both in two worker processes. Peak memory is
-printed for one and for four times as many clips.
+of CPU time: decoding alone (Pillow, the same files), decoding and bringing image and depth to 518 pixels
+(Pillow too), and whole clips at 518 pixels as the paper's recipe has them and put into the memory that
+workers share with the trainer, all in two worker processes. Peak memory is printed for one and for six times
+as many clips.
 
     python benchmarks/data_loading.py
 """
@@ -72,6 +73,20 @@ def decode_only(root: Path, count: int) -> float:
     return time.process_time() - began
 
 
+def decode_and_resize(root: Path, count: int) -> float:
+    """CPU seconds to have the image library decode frames and depth and give them at 518 pixels: the least
+    that a clip needs, if the library does all of it."""
+    folder = root / "Scene01/clone/frames"
+    size = (518, round(518 * CAMERA.height / CAMERA.width))
+    began = time.process_time()
+    for k in range(count):
+        image = Image.open(folder / f"rgb/Camera_0/rgb_{k:05d}.jpg")
+        np.array(image.resize(size, Image.Resampling.BILINEAR))
+        depth = Image.open(folder / f"depth/Camera_0/depth_{k:05d}.png")
+        np.array(depth.resize(size, Image.Resampling.NEAREST))
+    return time.process_time() - began
+
+
 def make_clips(data: ClipBatches, first: int, count: int) -> float:
     """CPU seconds to make clips of so many frames, in the memory that a worker shares with the trainer."""
     began = time.process_time()
@@ -81,9 +96,10 @@ def make_clips(data: ClipBatches, first: int, count: int) -> float:
     return time.process_time() - began
 
 
-def work(arguments: tuple[Path, Path, int]) -> tuple[float, float, int, int]:
-    """What one worker measures: the best CPU seconds of decoding and of clips out of ROUNDS, in turns so that
-    other work on the machine disturbs both alike; peak memory in MB after the first clips and after all."""
+def work(arguments: tuple[Path, Path, int]) -> tuple[list[float], int, int]:
+    """What one worker measures: the best CPU seconds out of ROUNDS of decoding, of decoding with resizing and
+    of clips, in turns so that other work on the machine disturbs all alike; peak memory in MB after the first
+    clips and after all."""
     root, cache, count = arguments
     cv2.setNumThreads(1)
     sampling.get_worker_info = lambda: True  # type: ignore[assignment]  # as in a worker of a DataLoader
@@ -94,9 +110,14 @@ def work(arguments: tuple[Path, Path, int]) -> tuple[float, float, int, int]:
     make_clips(data, 0, count)
     memory = _peak_mb()
     times = [
-        (decode_only(root, count), make_clips(data, (1 + k) * count // CLIP, count)) for k in range(ROUNDS)
+        (
+            decode_only(root, count),
+            decode_and_resize(root, count),
+            make_clips(data, (1 + k) * count // CLIP, count),
+        )
+        for k in range(ROUNDS)
     ]
-    return min(t[0] for t in times), min(t[1] for t in times), memory, _peak_mb()
+    return [min(column) for column in zip(*times, strict=True)], memory, _peak_mb()
 
 
 def _peak_mb() -> int:
@@ -116,12 +137,13 @@ def main() -> None:
         count = options.frames // CLIP * CLIP
         with ProcessPoolExecutor(options.workers) as pool:
             done = list(pool.map(work, [(root, cache, count)] * options.workers))
-    decoding, clips = (count * len(done) / sum(result[k] for result in done) for k in (0, 1))
+    decoding, resized, clips = (count * len(done) / sum(times[k] for times, *_ in done) for k in range(3))
     print(f"decoding alone: {decoding:.1f} frames per CPU second and worker")
-    print(f"clips: {clips:.1f}, {100 * clips / decoding:.0f} % of that")
+    print(f"decoding and resizing to 518 pixels: {resized:.1f}")
+    print(f"clips: {clips:.1f}, {100 * clips / decoding:.0f} % and {100 * clips / resized:.0f} % of that")
     print(
-        f"peak memory of a worker: {max(result[2] for result in done)} MB after {count} frames, "
-        f"{max(result[3] for result in done)} MB after {(ROUNDS + 1) * count}"
+        f"peak memory of a worker: {max(first for _, first, _ in done)} MB after {count} frames, "
+        f"{max(last for *_, last in done)} MB after {(ROUNDS + 1) * count}"
     )
 
 

@@ -90,7 +90,9 @@ def test_a_cropped_clip_still_projects_where_it_should(size: tuple[int, int]) ->
     rng = np.random.default_rng(5)
     sequence = WallSequence(rng, (96, 128), 4)
     frames = [sequence.read(i) for i in range(4)]
-    clip = make_clip(frames, size, rng, AugmentConfig(min_crop=0.5, grey_probability=0, flicker=0))
+    clip = make_clip(
+        frames, len(frames), size, rng, AugmentConfig(min_crop=0.5, grey_probability=0, flicker=0)
+    )
     assert clip.images.shape == (1, 4, 3, *size)
     pose, camera = clip.camera_from_world[0].double().numpy(), clip.cameras[0].double().numpy()
     np.testing.assert_allclose(pose[0], np.eye(4), atol=1e-6)
@@ -112,7 +114,7 @@ def test_frames_without_truth_are_refused() -> None:
     frame = WallSequence(rng, (48, 64), 1).read(0)
     bare = type(frame)(index=7, timestamp_s=0, image=frame.image)
     with pytest.raises(ValueError, match="frame 7 lacks pose or intrinsics"):
-        make_clip([bare], (48, 64), rng, AugmentConfig())
+        make_clip([bare], 1, (48, 64), rng, AugmentConfig())
 
 
 def test_colours_vary_within_range_and_can_be_lost() -> None:
@@ -131,9 +133,9 @@ def test_pictures_as_they_are_travel_in_bytes_and_arrive_in_unit_range() -> None
     """The same pictures as with colours varied by nothing, in a quarter of the memory."""
     sequence = WallSequence(np.random.default_rng(0), (48, 64), 3)
     frames = [sequence.read(k) for k in range(3)]
-    bare = make_clip(frames, (32, 40), np.random.default_rng(1), NO_AUGMENTATION)
+    bare = make_clip(frames, len(frames), (32, 40), np.random.default_rng(1), NO_AUGMENTATION)
     almost = replace(NO_AUGMENTATION, flicker=1e-9)
-    varied = make_clip(frames, (32, 40), np.random.default_rng(1), almost)
+    varied = make_clip(frames, len(frames), (32, 40), np.random.default_rng(1), almost)
     assert bare.images.dtype == torch.uint8
     batch = stack_clips([bare, bare]).to("cpu")
     torch.testing.assert_close(batch.images[:1], varied.images, rtol=0, atol=1e-6)

@@ -340,8 +340,8 @@ class ClipBatches(Dataset[Clips]):
         chosen = self.config.sets[rng.choice(len(shares), p=shares / shares.sum())][0]
         sequence = chosen.draw(self.config.seed, number, size, rng)
         indices = clip_indices(sequence, self.config.num_frames, rng, chosen.sampling)
-        frames = [sequence.read(int(i)) for i in indices]
-        clip = make_clip(frames, size, rng, self.config.augment)
+        frames = (sequence.read(int(i)) for i in indices)
+        clip = make_clip(frames, len(indices), size, rng, self.config.augment)
         return clip if chosen.metric else replace(clip, metric=torch.tensor([False]))
 
 

@@ -7,7 +7,7 @@ pictures are chained by how much of each other they see. All randomness comes fr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence as Several
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -166,37 +166,48 @@ NO_AUGMENTATION = AugmentConfig(
 
 
 def make_clip(
-    frames: Several[Frame], size: tuple[int, int], rng: np.random.Generator, config: AugmentConfig
+    frames: Iterable[Frame],
+    count: int,
+    size: tuple[int, int],
+    rng: np.random.Generator,
+    config: AugmentConfig,
 ) -> Clips:
-    """Frames with pose and intrinsics, with or without depth -> a batch of one clip at `size` (H, W).
+    """`count` frames with pose and intrinsics, with or without depth -> a batch of one clip at `size` (H, W).
 
-    Frames may differ in size: each is cropped by the same parts.
+    Frames may differ in size: each is cropped by the same parts. They are used one by one as they come, so
+    that the memory of one serves the next: asking the system for it anew takes longer than all else but
+    decoding.
     """
     parts = (rng.uniform(config.min_crop, 1), rng.random(), rng.random())
-    trusted = any(f.depth_confidence is not None or f.pose_confidence != 1 for f in frames)
-    depths = _handed_over((len(frames), *size), torch.float32)
-    weights = _handed_over((len(frames), *size), torch.float32).fill_(1) if trusted else None
-    images, cameras = [], []
+    images = _handed_over((count, 3, *size), torch.uint8)
+    depths = _handed_over((count, *size), torch.float32)
+    weights: Tensor | None = None
+    cameras, poses, confidences = [], [], []
     for k, frame in enumerate(frames):
         if frame.camera_from_world is None or frame.intrinsics is None:
             raise ValueError(f"frame {frame.index} lacks pose or intrinsics: it cannot be trained on")
         left, top, w, h = _crop(frame, size[1] / size[0], parts)
         camera = frame.intrinsics.cropped(left, top, w, h).resized(size[1], size[0])
         crop = (slice(top, top + h), slice(left, left + w))
-        images.append(_resized(frame.image[crop], size))
+        cv2.split(_resized(frame.image[crop], size), list(images[k].numpy()))
         if frame.depth_m is not None:
             _sample(frame.depth_m[crop], depths[k].numpy())
-        if weights is not None and frame.depth_confidence is not None:
+        if frame.depth_confidence is not None:
+            weights = (
+                _handed_over(tuple(depths.shape), torch.float32).fill_(1) if weights is None else weights
+            )
             _sample(frame.depth_confidence[crop], weights[k].numpy())
         cameras.append([camera.fx, camera.fy, camera.cx, camera.cy])
-    poses = [f.camera_from_world.matrix() for f in frames if f.camera_from_world is not None]
+        poses.append(frame.camera_from_world.matrix())
+        confidences.append(frame.pose_confidence)
+    trusted = weights is not None or any(confidence != 1 for confidence in confidences)
     return Clips(
-        _as_planes(images, rng, config)[None],
+        _varied(images, rng, config)[None],
         torch.tensor(cameras, dtype=torch.float32)[None],
         depths[None],
         torch.from_numpy(_from_first(np.stack(poses)).astype(np.float32))[None],
         None if weights is None else weights[None],
-        torch.tensor([[f.pose_confidence for f in frames]]) if trusted else None,
+        torch.tensor([confidences]) if trusted else None,
     )
 
 
@@ -208,15 +219,12 @@ def _handed_over(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(0, dtype=dtype).set_(storage).view(shape)
 
 
-def _as_planes(images: list[NDArray[np.uint8]], rng: np.random.Generator, config: AugmentConfig) -> Tensor:
-    """Images (H, W, 3) -> (S, 3, H, W) in 0–1 with their colours varied, or in 0–255 where they are not."""
+def _varied(images: Tensor, rng: np.random.Generator, config: AugmentConfig) -> Tensor:
+    """Images (S, 3, H, W) in 0–255 -> in 0–1 with their colours varied; as they are where nothing varies."""
     if replace(config, min_crop=1.0) == NO_AUGMENTATION:
-        planes = _handed_over((len(images), 3, *images[0].shape[:2]), torch.uint8)
-        for image, channels in zip(images, planes.numpy(), strict=True):
-            cv2.split(image, list(channels))
-        return planes
-    stacked = vary_colours(np.stack(images).astype(np.float32) / np.float32(255), rng, config)
-    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)))
+        return images
+    scaled = images.permute(0, 2, 3, 1).numpy().astype(np.float32) / np.float32(255)
+    return torch.from_numpy(np.ascontiguousarray(vary_colours(scaled, rng, config).transpose(0, 3, 1, 2)))
 
 
 def _from_first(camera_from_world: NDArray[np.float64]) -> NDArray[np.float64]:
