@@ -3,8 +3,8 @@
 An inverted index of visual words names earlier keyframes; matches of features, whose depths the map knows,
 then say where the one was taken as seen from those around the other. A place counts only if so many fits
 cannot be chance, several keyframes agree, and what should be seen from there is seen: another house of the
-same make has walls that fit, but not the rest. The poses by each keyframe's own matches are the edges of the
-event: the votes of a window, without a window being measured.
+same make has walls that fit, but not the rest. The poses by the matches with all but one of the keyframes are
+the edges of the event: like the votes of a window, they scatter as much as they err.
 
 Shapes: n keyframes, f features of one, m matches.
 """
@@ -41,10 +41,10 @@ class PlaceConfig:
     """Places that are compared by their features, for one keyframe: those that look most alike."""
     around: int = 2
     """Keyframes before and after a place that are compared too."""
-    apart: int = 3
+    apart: int = 8
     """Places compared for one keyframe are at least so many keyframes apart."""
     edge_inliers: int = 8
-    """Distinct features from which a keyframe tells a pose by itself, which becomes an edge."""
+    """Distinct features that a pose must rest on to become an edge."""
     min_share: float = 0.2
     """Part of the features that should be seen again which is: from one lane of a street, three tenths and
     more; of another house that was built and painted alike, a tenth."""
@@ -75,9 +75,9 @@ class Seen:
     row: int
     """The keyframe that was placed."""
     rows: Int
-    """(k,) those that tell by themselves where it is"""
+    """(k,) those around the place that agree"""
     camera_from_world: SE3
-    """(k,) where each says the keyframe was, in the world and scale of the odometry around the place"""
+    """(k,) where the keyframe was by the others, in the world and scale of the odometry around the place"""
     covariance: Float
     """(k, 6, 6) rotation (camera axes) and centre (world axes) of each"""
     pose: SE3
@@ -119,7 +119,7 @@ class PlaceSearch:
         """(c,) rows that look most alike, of those allowed (n,), the most alike first."""
         score = self.index.scores(place.word, place.signature).astype(np.float64)
         score[1:-1] += 0.5 * (score[:-2] + score[2:])  # a place is more than one keyframe
-        score = np.where(allowed, score[: len(allowed)], 0.0)
+        score = np.where(allowed[: len(score)], score, 0.0)
         found: list[int] = []
         while len(found) < self.config.candidates:
             best = int(score.argmax())
@@ -156,8 +156,7 @@ class PlaceSearch:
         share = self._share_seen(posed, camera, pool, judged)
         if share < self.config.min_share:
             return None
-        seen = [(k, self._own_pose(part, judged, sigma, area)) for k, part in sorted(own.items())]
-        votes = [(k, vote) for k, vote in seen if vote is not None]
+        votes = self._votes(pool, judged, sigma, area)
         if not votes:
             return None
         poses = [vote.camera_from_world for _, vote in votes]
@@ -220,7 +219,7 @@ class PlaceSearch:
         expected = 0
         for row in rows[counts >= self.config.localiser.min_inliers].tolist():
             place = self._place(int(posed.frames[row]))
-            known = np.flatnonzero(np.isfinite(place.depth))
+            known = np.flatnonzero(place.depth_sigma < self.config.localiser.pose.largest_depth_sigma)
             own = posed.camera.resized(place.width, place.height)
             flat = rays_of(place.features.pixel[known], own, posed.lens)
             depth = posed.scale[row] * place.depth[known].astype(np.float64)
@@ -235,14 +234,20 @@ class PlaceSearch:
         found = counts[counts >= self.config.localiser.min_inliers].sum()
         return float(found) / expected if expected else 0.0
 
-    def _own_pose(self, own: Matches, joint: CameraPose, sigma: float, area: float) -> CameraPose | None:
-        """The pose by the matches of one keyframe, found from that of all."""
-        config = self.config.localiser.pose
-        if len(own) < self.config.edge_inliers:
-            return None
-        pose = refine_pose(own, joint.camera_from_world, sigma, config)
-        judged = judge_pose(own, pose, sigma, area, config, 1)
-        return judged if judged is not None and judged.num_inliers >= self.config.edge_inliers else None
+    def _votes(
+        self, pool: Matches, joint: CameraPose, sigma: float, area: float
+    ) -> list[tuple[int, CameraPose]]:
+        """For each keyframe that agrees the pose without its matches: their scatter tells the spread."""
+        config = self.config.localiser
+        rows, counts = np.unique(pool.keyframe[joint.inlier], return_counts=True)
+        votes = []
+        for row in rows[counts >= config.min_inliers].tolist():
+            others = pool.select(pool.keyframe != row)
+            pose = refine_pose(others, joint.camera_from_world, sigma, config.pose)
+            judged = judge_pose(others, pose, sigma, area, config.pose, 1)
+            if judged is not None and judged.num_inliers >= self.config.edge_inliers:
+                votes.append((row, judged))
+        return votes
 
     def _log_scale(self, place: PlaceKeyframe, pool: Matches, judged: CameraPose) -> Estimate:
         """Log of depths as matched over those that the keyframe has itself."""

@@ -36,8 +36,13 @@ class FeatureConfig:
     """A match is this much closer than the second best at most."""
 
     def __post_init__(self) -> None:
-        if not (self.count >= 1 and 32 <= self.least_side <= self.side and self.contrast >= 0 and 0 < self.ratio <= 1):
-            raise ValueError(f"count, sides, contrast or ratio cannot be: {self}")
+        if not (
+            self.count >= 1
+            and 32 <= self.least_side <= self.side
+            and self.contrast >= 0
+            and 0 < self.ratio <= 1
+        ):
+            raise ValueError(f"contrast or ratio cannot be: {self}")
 
 
 _DEFAULT = FeatureConfig()
