@@ -7,6 +7,7 @@ from itertools import islice
 
 import numpy as np
 
+from anchor3r.loops.descriptors import GRADIENTS, PLACES, TOKENS
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits
@@ -18,6 +19,14 @@ Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
 _REMEMBERED = 256
 """Keyframes whose features are kept in memory."""
+
+
+def best_descriptor(scene_map: Map, predictor: str | None) -> str:
+    """How places of a map are recognised where the user does not say: by tokens if its predictor made some;
+    else by features, whose matches measure where depths are known, unless the user names what measures."""
+    if len(scene_map.descriptors()[0]):
+        return TOKENS
+    return PLACES if predictor is None and len(scene_map.frames_with_points()) else GRADIENTS
 
 
 def keep_features(scene_map: Map, writer: MapWriter, read_frame: FrameReader, progress: Progress) -> None:
@@ -34,10 +43,9 @@ def known_places(
     retrieval: RetrievalConfig,
     config: PlaceConfig,
     progress: Progress,
-    *,
-    is_free: bool,
 ) -> Iterator[tuple[Loop, list[Edges]]]:
     """For every keyframe the events with up to `top_k` places that it recognises; features must be kept."""
+    is_free = bool(np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
     online = scene_map.trajectory()
     keyframes = Keyframes(

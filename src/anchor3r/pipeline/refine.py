@@ -24,7 +24,7 @@ from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConf
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
-from anchor3r.pipeline.known_places import keep_features, known_places
+from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.pose_graph.edges import Edges
@@ -206,8 +206,7 @@ class _LoopSearch:
         self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
-        has_tokens = len(scene_map.descriptors()[0]) > 0
-        self._descriptor = settings.descriptor or (TOKENS if has_tokens else GRADIENTS)
+        self._descriptor = settings.descriptor or best_descriptor(scene_map, settings.predictor)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:
         """Measures loops unless the map has those of this very search; its number, and whether it did.
@@ -271,18 +270,15 @@ class _LoopSearch:
             self._progress("loops", len(matches), len(matches))
 
     def _recognise(self, search: int) -> None:
-        """Events of keyframes that recognise a place by their features, whose matches measure too."""
-        with self._clock.stage("retrieval"):
+        """The same for keyframes that recognise a place by their features, whose matches measure too."""
+        with self._clock.stage("describing"):
             keep_features(self._map, self._writer, self._read_frame, self._progress)
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
-        is_free = bool(np.isfinite(self._map.graph().edges.log_scale_ratio).any())
         with self._clock.stage("loops"):
-            for loop, groups in known_places(
-                self._map, self._retrieval, self._places, self._progress, is_free=is_free
-            ):
+            for loop, groups in known_places(self._map, self._retrieval, self._places, self._progress):
                 if (loop.query, loop.match) not in done:
-                    event = self._writer.next_event()
-                    self._writer.add_loop(replace(loop, event=event), groups, search)
+                    numbered = replace(loop, event=self._writer.next_event())
+                    self._writer.add_loop(numbered, groups, search)
 
     def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
         """Events by query and match that were measured in the same way as the map was made."""
