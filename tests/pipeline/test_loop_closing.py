@@ -186,7 +186,7 @@ def test_lost_camera_is_found_again(tmp_path: Path) -> None:
 
 
 def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
-    world = "world:201?motion=grid&frames=420&width=64&height=48"
+    world = "world:201?motion=grid&frames=420&width=128&height=96"
     options = ["--predictor", "ground-truth:0.3,0.03", "--loops", "online", "--out"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert cli.main(["map", world, *options, str(whole)]) == 0

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.loops.descriptors import GRADIENTS, PLACES, TOKENS, load_descriptor
+from anchor3r.loops.descriptors import GRADIENTS, PLACES, load_descriptor
 from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
