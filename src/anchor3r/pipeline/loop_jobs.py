@@ -52,9 +52,7 @@ class LoopClosingConfig:
     """Frames from the start of a job to that of the next one, when what it found is applied: a place that is
     seen again corrects the map at most twice as many frames later."""
     keyframe_interval: int = 5
-    """Compare one frame out of so many with earlier places"""
-    place_interval: int = 2
-    """and one out of so many of these by its features, which take longer."""
+    """Compare one frame out of so many with earlier places."""
     max_measured: int = 2
     """Places that one job measures by windows at most, those that look most alike."""
     max_keyframes: int = 2048
@@ -75,7 +73,7 @@ class LoopClosingConfig:
     """How events are judged and the map is corrected."""
 
     def __post_init__(self) -> None:
-        counts = (self.interval, self.keyframe_interval, self.place_interval, self.max_measured)
+        counts = (self.interval, self.keyframe_interval, self.max_measured)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
         if min(counts) < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
@@ -133,7 +131,6 @@ class LoopWorker:
         self._windows = _ByWindows(self._scene_map, load, config, members)
         self._places = _ByPlaces(self._scene_map, config)
         self._events: Thinned[Event] = Thinned(config.max_events)
-        self._num_keyframes = 0
 
     def close(self) -> None:
         if self._map is not None:
@@ -180,9 +177,7 @@ class LoopWorker:
         """Takes the new keyframes; their features."""
         described = []
         for frame, tokens in seen.new_keyframes:
-            if self._num_keyframes % self._config.place_interval == 0:
-                described.append(self._places.add(frame))
-            self._num_keyframes += 1
+            described.append(self._places.add(frame))
             if not self._places.has_depths:
                 self._windows.add(frame, tokens)
         return described
