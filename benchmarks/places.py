@@ -4,8 +4,7 @@ A keyframe is a revisit of a kind if an earlier one, since when the camera was e
 some metres of it and looks the same way, another or the opposite one. It is recalled if one of its events,
 after geometric verification, is with such a keyframe. An event is false if its edges put their anchor farther
 from the truth than a tenth of the distance of what is seen there, or 5°. Nothing is written into the maps
-but the features of keyframes. `--every K` asks for every K-th keyframe only; `--index N` times the index with
-N keyframes whose words are drawn from those of the first map.
+but the features of keyframes. `--every K` asks for every K-th keyframe only.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits
 from anchor3r.pipeline.known_places import keep_features
-from anchor3r.places.index import PlaceIndex
-from anchor3r.places.vocabulary import load_vocabulary
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.store.localising import map_keyframes
@@ -115,36 +112,14 @@ def recall(folder: Path, radius: float, every: int) -> None:
     )
 
 
-def index_time(folder: Path, count: int) -> None:
-    """A query among so many keyframes."""
-    rng = np.random.default_rng(0)
-    with load_map(folder) as scene_map:
-        kept = [scene_map.place(frame) for frame in scene_map.place_frames().tolist()]
-    words = np.concatenate([place.word for place in kept])
-    index = PlaceIndex(load_vocabulary().size)
-    for _ in range(count):
-        index.add(rng.choice(words, 500), rng.integers(0, 2**64, 500, dtype=np.uint64))
-    index.scores(kept[0].word, kept[0].signature)
-    times = []
-    for k in range(50):
-        at = time.process_time()
-        index.scores(kept[k % len(kept)].word, kept[k % len(kept)].signature)
-        times.append(1e3 * (time.process_time() - at))
-    megabytes = index.num_bytes / 1e6
-    print(f"{count:,} keyframes, {megabytes:.0f} MB: {np.median(times):.1f} CPU ms, worst {max(times):.1f}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("maps", nargs="+", type=Path)
     parser.add_argument("--radius", type=float, default=2.0, help="metres")
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--index", type=int, default=0)
     arguments = parser.parse_args()
     cv2.setNumThreads(1)
-    if arguments.index:
-        index_time(arguments.maps[0], arguments.index)
-    for folder in () if arguments.index else arguments.maps:
+    for folder in arguments.maps:
         recall(folder, arguments.radius, arguments.every)
 
 
