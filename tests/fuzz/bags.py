@@ -13,7 +13,7 @@ from case import Check, Recipe
 from positions import check_poses
 from values import JSON_VALUES, Rng, choice, damaged, draw_damage, draw_text_edits, edited, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 FILES = ("run.bag", "run.db3", "run.mcap", "ros2.mcap", "json.mcap")
 INTEGERS = (0, 1, -1, 2, 3, 7, 24, 25, 1000, 65_535, 100_000, 2**31 - 1, 2**32 - 1)
