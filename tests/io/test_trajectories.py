@@ -97,7 +97,8 @@ def as_others_write(system: str, trajectory: Trajectory) -> str:
 @pytest.mark.parametrize(
     "system",
     [
-        "ORB-SLAM3, TUM", "ORB-SLAM3, EuRoC", "ORB-SLAM3, KITTI", "MASt3R-SLAM", "DA3-Streaming", "LongStream",
+        "ORB-SLAM3, TUM", "ORB-SLAM3, EuRoC", "ORB-SLAM3, KITTI",
+        "MASt3R-SLAM", "DA3-Streaming", "LongStream",
     ],
 )  # fmt: skip
 def test_files_of_other_systems_are_known_by_themselves(system: str, tmp_path: Path) -> None:

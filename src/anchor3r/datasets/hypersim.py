@@ -62,7 +62,7 @@ class HyperSim(DataSet):
         unit_m = _metres_per_unit(files, f"{scene}/_detail/metadata_scene.csv")
         pictures = _pictures(files, name)
         numbers = list(pictures)
-        camera, camera_from_stated = _projection(files, scene)
+        intrinsics, camera_from_stated = _projection(files, scene)
         rotation = orientations[numbers] @ OPENCV_FROM_OPENGL @ camera_from_stated.T
         poses = np.concatenate([rotation, unit_m * positions[numbers][..., None]], -1)
         return SequenceTable(
@@ -70,7 +70,7 @@ class HyperSim(DataSet):
             images=tuple(pictures.values()),
             depths=tuple(f"{name}_geometry_hdf5/frame.{k:04d}.depth_meters.hdf5" for k in numbers),
             camera_from_world=poses_from_camera(poses, detail),
-            cameras=np.tile(camera, (len(numbers), 1)),
+            cameras=np.tile(intrinsics, (len(numbers), 1)),
         )
 
     def image(self, files: Files, name: str) -> NDArray[np.uint8]:

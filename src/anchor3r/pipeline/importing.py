@@ -94,8 +94,8 @@ def import_trajectory(
     """Makes a map of a source with the poses of another system, and returns a summary (JSON).
 
     trajectory: a TUM, KITTI or EuRoC file, lines of 4×4 matrices (VGGT-Long, DA3-Streaming), LongStream's
-    abs_pose.txt, a COLMAP model (folder, images.txt or images.bin), or .npy or .npz with matrices (n, 4, 4) or
-    (n, 3, 4).
+    abs_pose.txt, a COLMAP model (folder, images.txt or images.bin), or .npy or .npz with matrices (n, 4, 4)
+    or (n, 3, 4).
     source: the frames that the system has seen; those without a pose become gaps.
     depth: a folder with a depth image (16-bit .png) or array (.npy) for each frame, in the poses' scale.
     """
