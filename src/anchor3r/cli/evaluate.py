@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anchor3r.evaluation.results import Metrics, Results, SequenceResult
     from anchor3r.evaluation.runner import MapFunction
 
-Format = Literal["auto", "tum", "kitti", "euroc"]
+Format = Literal["auto", "tum", "kitti", "euroc", "matrices", "longstream"]
 Align = Literal["sim3", "se3", "none"]
 OFFLINE = "offline"
 _MOST_SEEDS = 100_000
@@ -48,7 +48,7 @@ def trajectory(
     Where both have time stamps, poses are paired by the nearest; else one by one, and both must have as many.
 
     Args:
-        estimate: A TUM, KITTI or EuRoC file, or a map.
+        estimate: A TUM, KITTI or EuRoC file, lines of 4×4 matrices, LongStream's abs_pose.txt, or a map.
         reference: The ground truth: a TUM, KITTI or EuRoC file, or a map.
         align: What is moved away first: sim3 (also the scale), se3, or none.
         estimate_format: What the estimate is; auto tells from its first line.

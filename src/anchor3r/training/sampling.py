@@ -1,7 +1,8 @@
 """Which frames of a sequence make a clip, and how their pictures are varied.
 
-Video is sampled with a random interval, sometimes with a varying one, sometimes shuffled in blocks; unordered
-pictures are chained by how much of each other they see. All randomness comes from the generator given.
+Video is sampled with a random interval, sometimes with a varying one, sometimes shuffled within blocks;
+unordered pictures are chained by how much of each other they see. All randomness comes from the generator
+given.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ class SamplingConfig:
     max_interval: int = 5
     """Largest step between frames of a clip."""
     video_probability: float = 1.0
-    """Chance that a clip keeps the order of time; otherwise its blocks are shuffled."""
+    """Chance that a clip keeps the order of time; otherwise it is shuffled within blocks."""
     fixed_probability: float = 0.9
     """Chance that all steps of a clip are equal."""
     block: int = 16
-    """Frames that stay together when a clip is shuffled."""
+    """Frames of a clip that are shuffled among each other; the blocks keep the order of time, so that what a
+    window sees is never far apart."""
     ordered: bool = True
     """Whether the sequence is a video; pictures without order are chained by overlap."""
     overlap: Literal["pose", "depth"] = "pose"
@@ -66,7 +68,7 @@ def sample_video(
     offsets = np.concatenate([[0], np.cumsum(steps)])
     indices = rng.integers(0, length - offsets[-1]) + offsets
     if rng.random() >= config.video_probability:
-        indices = shuffle_blocks(indices, rng, config.block)
+        indices = shuffle_within_blocks(indices, rng, config.block)
     return indices[::-1].copy() if rng.random() < config.reverse_probability else indices
 
 
@@ -76,10 +78,12 @@ def total_turn(camera_from_world: SE3) -> float:
     return float(rotation_angle(rotation[1:] @ np.swapaxes(rotation[:-1], -1, -2)).sum())
 
 
-def shuffle_blocks(indices: NDArray[np.int64], rng: np.random.Generator, block: int) -> NDArray[np.int64]:
-    """The same indices with blocks of neighbours in random order; each block keeps its own order."""
+def shuffle_within_blocks(
+    indices: NDArray[np.int64], rng: np.random.Generator, block: int
+) -> NDArray[np.int64]:
+    """The same indices, those of each block of neighbours in random order; the blocks stay where they are."""
     blocks = [indices[i : i + block] for i in range(0, len(indices), block)]
-    return np.concatenate([blocks[k] for k in rng.permutation(len(blocks))])
+    return np.concatenate([rng.permutation(mixed) for mixed in blocks])
 
 
 def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
