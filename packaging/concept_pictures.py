@@ -20,6 +20,7 @@ import anchor3r
 from anchor3r.geometry import umeyama
 from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.sources import open_source
+from anchor3r.store import Map
 
 DRIVE = "world:305?motion=grid&frames=1200&width=320&height=240"
 SEEN = {
@@ -30,7 +31,7 @@ SEEN = {
 BINS = np.linspace(0, 1, 11)
 
 
-def draw_loops(scene_map: anchor3r.Map, path: Path) -> None:
+def draw_loops(scene_map: Map, path: Path) -> None:
     truth = scene_map.true_trajectory()
     assert truth is not None
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), sharex=True, sharey=True, layout="constrained")
