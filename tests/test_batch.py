@@ -26,7 +26,7 @@ TRUTH = "ground-truth:0.2,0.02"
 def write_manifest(path: Path) -> Path:
     path.write_text(
         "source,name,stop,refine,export,predictor\n"
-        f'"{WORLD.format(1)}",first,,no,tum,"{TRUTH}"\n'
+        f'"{WORLD.format(1)}",first,,no,tum colmap rosbag2,"{TRUTH}"\n'
         f'"{WORLD.format(2)}",,8,yes,,"{TRUTH}"\n'
         "no/such/video.mp4,broken,,,,\n"
     )
@@ -52,6 +52,8 @@ def test_a_table_is_mapped_and_a_broken_row_fails_alone(tmp_path: Path) -> None:
     assert (found["first"]["with_pose"], found[second]["with_pose"]) == ("12", "8")
     assert "no/such/video.mp4" in found["broken"]["error"]
     assert (out / "first" / "first.tum").is_file()
+    assert (out / "first" / "first-colmap" / "sparse").is_dir()
+    assert (out / "first" / "first-rosbag2" / "metadata.yaml").is_file()
     assert (out / "first" / "picture.png").is_file()
     page = (out / "index.html").read_text()
     assert "2 of 3 sequences" in page
@@ -149,6 +151,7 @@ def test_results_of_other_settings_are_not_taken_over(tmp_path: Path) -> None:
         ("a.csv", "source,name\nx,../y\n", "folder can have"),
         ("a.csv", "source,name\nx,y\nz,y\n", "name of two rows"),
         ("a.csv", "source,fov\nx,500\n", "fov 500"),
+        ("a.csv", "source,export\nx,tum dxf\n", "line 2 of .*no export format 'dxf'; there are tum"),
         ("a.json", "{}", "list of objects"),
         ("a.json", "[1", "is not JSON"),
     ],

@@ -99,9 +99,9 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
 
 def good_messages(ros: int) -> tuple[Any, list[tuple[str, str, int, Any]]]:
     """The types of ROS 1 or 2, and (topic, type, time, message) of a short drive with everything in it."""
-    import recordings
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
+    import recordings
     from anchor3r.geometry import SE3
 
     store = get_typestore(Stores.ROS1_NOETIC if ros == 1 else Stores.ROS2_JAZZY)
