@@ -107,6 +107,8 @@ class Predictor(Protocol):
     """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
     gains_from_threads: bool = False
     """Whether its arithmetic is large enough to be spread over all cores; else one thread is faster."""
+    relates_concurrently: bool = False
+    """Whether several threads may call `relate` and `relate_posed` at once, for the same bits."""
     calibrates: bool = False
     """Whether it finds out about a camera that the source does not state, see `estimated_camera`."""
     is_ground_truth: bool = False
