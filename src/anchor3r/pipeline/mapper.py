@@ -290,11 +290,13 @@ class Mapper:
         """(6, 6) of the anchor's pose relative to the frame before, from the covariances of its own edges;
         None if the predictor states none."""
         before, self._state.window = self._state.window, None
-        if prediction.covariance is None:
+        alone = prediction.covariance_alone
+        covariance = prediction.covariance if alone is None else alone
+        if covariance is None:
             return None
         edges = SE3(prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation)
         self._state.window = window = MeasuredWindow.of(
-            prediction.anchor, prediction.members[which], edges[which], prediction.covariance[which], scale
+            prediction.anchor, prediction.members[which], edges[which], covariance[which], scale
         )
         return as_pose_covariance(window.relative_to(before), rotation)
 
@@ -336,6 +338,7 @@ def _finite(prediction: WindowPrediction) -> WindowPrediction:
         member_from_anchor_translation=translation[good],
         confidence=prediction.confidence[good],
         covariance=None if prediction.covariance is None else prediction.covariance[good],
+        covariance_alone=None if prediction.covariance_alone is None else prediction.covariance_alone[good],
         status=prediction.status if good.any() else WindowStatus.LOST,
     )
 

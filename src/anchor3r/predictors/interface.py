@@ -76,6 +76,9 @@ class WindowPrediction:
     """(n,) relative weight of each edge; 1 where the predictor cannot tell."""
     covariance: NDArray[np.float64] | None = None
     """(n, 6, 6) of right perturbations (rotation, translation) of the edges, where the predictor can tell."""
+    covariance_alone: NDArray[np.float64] | None = None
+    """(n, 6, 6) of the same, of this window by itself, where `covariance` makes up for errors that many
+    windows share; None if that is the same."""
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None
