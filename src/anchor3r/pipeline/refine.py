@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -243,23 +245,48 @@ class _LoopSearch:
         with self._clock.stage("retrieval"):
             matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
-        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
         frames, known = self._online.frames, self._measured_online()
-        threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
-        with self._clock.stage("loops"), limited_threads(threads):
-            for k in range(len(matches)):
-                self._progress("loops", k, len(matches))
-                query, match = int(frames[matches.query[k]]), int(frames[matches.match[k]])
-                if (query, match) in done:
-                    continue
-                event, similarity = self._writer.next_event(), float(matches.similarity[k])
-                if (query, match) in known:
-                    loop, groups = known[query, match]
-                    figures = {**loop.figures, "similarity": similarity}
-                    self._writer.add_loop(replace(loop, event=event, figures=figures), groups, search)
-                    continue
-                self._writer.add_loop(*reinsertion.measure(event, query, match, similarity), search)
-            self._progress("loops", len(matches), len(matches))
+        pairs = [
+            (int(frames[query]), int(frames[match]), float(similarity))
+            for query, match, similarity in zip(matches.query, matches.match, matches.similarity, strict=True)
+        ]
+        pairs = [pair for pair in pairs if pair[:2] not in done]
+        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
+
+        def look(query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
+            if (query, match) not in known:
+                return reinsertion.measure(-1, query, match, similarity)
+            loop, groups = known[query, match]
+            return replace(loop, figures={**loop.figures, "similarity": similarity}), groups
+
+        with self._clock.stage("loops"), closing(self._in_order(look, pairs, predictor)) as events:
+            self._progress("loops", 0, len(pairs))
+            for k, (loop, groups) in enumerate(events):
+                self._writer.add_loop(replace(loop, event=self._writer.next_event()), groups, search)
+                self._progress("loops", k + 1, len(pairs))
+
+    def _in_order(
+        self,
+        look: Callable[[int, int, float], tuple[Loop, list[Edges]]],
+        pairs: list[tuple[int, int, float]],
+        predictor: Predictor,
+    ) -> Generator[tuple[Loop, list[Edges]], None, None]:
+        """The events of all pairs; on several threads, each with one event, if the predictor can do that."""
+        if not predictor.relates_concurrently:
+            with limited_threads(chosen_threads(self._threads, gains=predictor.gains_from_threads)):
+                yield from (look(*pair) for pair in pairs)
+            return
+        num_threads, queue = chosen_threads(self._threads, gains=True), iter(pairs)
+        with limited_threads(1), ThreadPoolExecutor(num_threads) as pool:
+            pending = deque(pool.submit(look, *pair) for pair in islice(queue, num_threads + 1))
+            try:
+                while pending:
+                    event = pending.popleft().result()
+                    pending.extend(pool.submit(look, *pair) for pair in islice(queue, 1))
+                    yield event
+            finally:
+                for future in pending:
+                    future.cancel()
 
     def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
         """Events by query and match that were measured in the same way as the map was made."""
