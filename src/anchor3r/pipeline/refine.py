@@ -24,6 +24,7 @@ from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
+from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
@@ -104,7 +105,10 @@ def refine_map(
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            solution, known = _solution(scene_map, number, loops, settings)
+            heights = None
+            if settings.priors.camera_height is not None:
+                heights = ground_heights(scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image)
+            solution, known = _solution(scene_map, number, loops, settings, heights)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
@@ -346,10 +350,14 @@ def _with_choices(scene_map: Map, search: int, choices: LoopChoices) -> list[Loo
 
 
 def _solution(
-    scene_map: Map, search: int | None, loops: list[Loop], settings: RefineSettings
+    scene_map: Map,
+    search: int | None,
+    loops: list[Loop],
+    settings: RefineSettings,
+    heights: GroundHeights | None,
 ) -> tuple[Solution, MapKnowledge | None]:
     graph, event_of_group = scene_map.search_graph(search)
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames())
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights)
     return solve(
         graph,
         scene_map.trajectory(),
