@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
+from anchor3r.loops.descriptors import GRADIENTS, PLACES, TOKENS, load_descriptor
+from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
 from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
+from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.pose_graph.edges import Edges
@@ -48,6 +50,8 @@ class LoopSearchConfig:
     """What counts as another visit of a place."""
     reinsertion: ReinsertionConfig = ReinsertionConfig()
     """When the measurements of one loop event agree with each other."""
+    places: PlaceConfig = PlaceConfig()
+    """How places are recognised by features, where they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,11 +208,11 @@ class _LoopSearch:
         self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
         self._predictor = settings.predictor
         self._retrieval = replace(config.retrieval, top_k=settings.top_k)
+        self._places = config.places
         self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
-        has_tokens = len(scene_map.descriptors()[0]) > 0
-        self._descriptor = settings.descriptor or (TOKENS if has_tokens else GRADIENTS)
+        self._descriptor = settings.descriptor or best_descriptor(scene_map, settings.predictor)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:
         """Measures loops unless the map has those of this very search; its number, and whether it did.
@@ -236,10 +240,14 @@ class _LoopSearch:
             "keyframe_interval": self._interval,
             "retrieval": asdict(self._retrieval),
             "reinsertion": asdict(self._reinsertion),
+            **({"places": asdict(self._places)} if self._descriptor == PLACES else {}),
         }
 
     def _measure(self, load: Callable[[], Predictor], search: int) -> None:
         """Measures every match that has no event in the store yet, as after an interruption."""
+        if self._descriptor == PLACES:
+            self._recognise(search)
+            return
         with self._clock.stage("loading"):
             predictor = load()
             if (camera := self._map.meta.get("camera")) is not None:
@@ -291,6 +299,17 @@ class _LoopSearch:
             finally:
                 for future in pending:
                     future.cancel()
+
+    def _recognise(self, search: int) -> None:
+        """The same for keyframes that recognise a place by their features, whose matches measure too."""
+        with self._clock.stage("describing"):
+            keep_features(self._map, self._writer, self._read_frame, self._progress)
+        done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
+        with self._clock.stage("loops"):
+            for loop, groups in known_places(self._map, self._retrieval, self._places, self._progress):
+                if (loop.query, loop.match) not in done:
+                    numbered = replace(loop, event=self._writer.next_event())
+                    self._writer.add_loop(numbered, groups, search)
 
     def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
         """Events by query and match that were measured in the same way as the map was made."""
