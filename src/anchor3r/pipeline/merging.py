@@ -120,11 +120,11 @@ def _insist_on_alike(maps: Sequence[Map]) -> None:
     """Refuses maps that one predictor and one camera cannot stand for."""
     first, *others = maps
     for other in others:
-        names = [str(scene_map.meta.get("identity", {}).get("predictor")) for scene_map in (first, other)]
-        if names[0] != names[1]:
+        ours, theirs = _predictor_of(first), _predictor_of(other)
+        if ours != theirs:
             raise Anchor3RError(
-                f"{first.folder} was made by the predictor {names[0]}, {other.folder} by {names[1]}; a map "
-                "has one: map one of them again with --predictor"
+                f"{first.folder} was made by the predictor {ours}, {other.folder} by {theirs}; a map has "
+                "one: map one of them again with --predictor"
             )
         if (reason := _another_camera(first, other)) is not None:
             raise Anchor3RError(
@@ -132,6 +132,13 @@ def _insist_on_alike(maps: Sequence[Map]) -> None:
                 "map images of one camera and size, or place the images of one in the map of the other with "
                 "anchor3r localise"
             )
+
+
+def _predictor_of(scene_map: Map) -> str:
+    """What a predictor is loaded by; of one that cannot be, such as imported poses, the kind alone."""
+    meta = scene_map.meta
+    name = (meta.get("loaded_as") or {}).get("name")
+    return str(name or meta.get("identity", {}).get("predictor", "unknown").partition(" ")[0])
 
 
 def _another_camera(one: Map, other: Map) -> str | None:
@@ -297,7 +304,8 @@ def _find_common_places(
             for scene_map, found in zip(maps, parts, strict=True)
             for event in copied_loops(scene_map, _renumbering(scene_map, found, 0))
         ]
-        common = list(_CommonPlaces(merged, config).events(progress))
+        map_of_part = np.repeat(np.arange(len(parts)), [len(found) for found in parts])
+        common = list(_CommonPlaces(merged, map_of_part, config).events(progress))
         writer.write_loops(
             ((replace(loop, event=k), groups) for k, (loop, groups) in enumerate(own + common)), search
         )
@@ -310,21 +318,22 @@ def _find_common_places(
 
 
 class _CommonPlaces:
-    """Keyframes of each part that were found among those of another one, as loop events."""
+    """Keyframes of each map that were found among those of another one, as loop events."""
 
-    def __init__(self, merged: Map, config: MergeConfig) -> None:
+    def __init__(self, merged: Map, map_of_part: Int, config: MergeConfig) -> None:
         self._config, self._trajectory = config, merged.trajectory()
         members = merged.graph().edges.frame_i
         self._known = self._trajectory.select(np.isin(self._trajectory.frames, members))
         self._keyframes = map_keyframes(merged)
         self._localiser = Localiser(self._keyframes, load_vocabulary(), config.localiser)
-        self._part = part_of(self._keyframes.frames, merged.parts())
+        self._map = map_of_part[merged.part_of(self._keyframes.frames)]
+        """(k,) which of the maps a keyframe is of"""
 
     def events(self, progress: Progress) -> Iterator[tuple[Loop, list[Edges]]]:
         """Events with a group of edges for each direction in which they were measured."""
         found: dict[tuple[int, int], tuple[Loop, list[Edges]]] = {}
-        for row in range(len(self._part)):
-            progress("comparing", row, len(self._part))
+        for row in range(len(self._map)):
+            progress("comparing", row, len(self._map))
             for answer in self._elsewhere(row):
                 frame, match = int(self._keyframes.frames[row]), answer.keyframes[0]
                 edges = self._edges(row, answer)
@@ -337,8 +346,8 @@ class _CommonPlaces:
         yield from found.values()
 
     def _elsewhere(self, row: int) -> Iterator[Localisation]:
-        """Where a keyframe was taken in each component of the other parts."""
-        component, other = self._keyframes.component, self._part != self._part[row]
+        """Where a keyframe was taken in each component of the other maps."""
+        component, other = self._keyframes.component, self._map != self._map[row]
         described = self._localiser.keyframe(row)
         camera = self._keyframes.camera.resized(described.width, described.height)
         for label in np.unique(component[other]):
@@ -387,7 +396,7 @@ def _summary(merged: Map, events: dict[tuple[int, int], int], refined: dict[str,
     """What was merged and what hangs together."""
     parts, trajectory = merged.parts(), merged.trajectory(str(refined["poses"]))
     assert trajectory.component is not None
-    of = part_of(trajectory.frames, parts)
+    of = merged.part_of(trajectory.frames)
     accepted = [loop for loop in merged.loops() if loop.accepted]
     ends = part_of(np.array([(loop.query, loop.match) for loop in accepted]).reshape(-1, 2), parts)
     between = ends[ends[:, 0] != ends[:, 1]]

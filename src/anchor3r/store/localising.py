@@ -16,7 +16,6 @@ from anchor3r.places.keyframes import PlaceKeyframe, describe_keyframe
 from anchor3r.places.localiser import Localisation, Localiser, LocaliserConfig, PosedKeyframes
 from anchor3r.places.vocabulary import load_vocabulary
 from anchor3r.store.camera import common_camera, lens_of
-from anchor3r.store.parts import part_of
 from anchor3r.store.reader import Map
 from anchor3r.store.rows import best_poses
 
@@ -36,7 +35,7 @@ def places_identity(config: FeatureConfig | None = None) -> dict[str, Any]:
 def place_frames_of(scene_map: Map) -> NDArray[np.int64]:
     """(k,) the frames of a map that are its keyframes for places."""
     frames = scene_map.trajectory().frames
-    part = part_of(frames, scene_map.parts())  # those of a merged map have the keyframes that they had
+    part = scene_map.part_of(frames)  # those of a merged map have the keyframes that they had
     return np.concatenate([frames[part == k][::KEYFRAME_INTERVAL] for k in np.unique(part)] or [frames])
 
 

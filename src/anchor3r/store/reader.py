@@ -42,7 +42,7 @@ from anchor3r.store.keyframe_depths import (
     depth_from_row,
 )
 from anchor3r.store.meta import checked_meta
-from anchor3r.store.parts import PARTS_KEY, MapPart, PartSources, open_again
+from anchor3r.store.parts import PARTS_KEY, MapPart, PartSources, open_again, part_of
 from anchor3r.store.places import PLACE_COLUMNS, PLACES_KEY, place_from_row
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
 from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
@@ -529,6 +529,10 @@ class Map:
         if any(np.diff([part.first_frame for part in parts]) <= 0):
             raise ValueError("its parts have no order")
         return parts
+
+    def part_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) which of its parts frames (n,) are of; 0 in a map of one source."""
+        return part_of(frames, self.parts())
 
     @_decoding
     def table_rows(self, table: str) -> Iterator[dict[str, Any]]:
