@@ -38,6 +38,10 @@ from anchor3r.store import OFFLINE, ONLINE, Loop, LoopState, Map, MapWriter, loa
 from anchor3r.threads import chosen_threads, limited_threads
 
 LOOPS_CSV = "loops.csv"
+MERGE = "merge"
+"""In the identity of a search: it holds what parts of a merged map have in common, and their own loops."""
+_JOIN_SUPPORTERS = 2
+"""Events that must measure the same before one of them joins two parts of a merged map."""
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
 
@@ -102,7 +106,7 @@ def refine_map(
         read_frame = read_frame or (scene_map.frame if source is None else source.read)
         if not len(scene_map.trajectory()):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
-        number, searched = None, False
+        number, searched = merge_search(scene_map), False
         config = config or LoopSearchConfig()
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
@@ -128,9 +132,14 @@ def refine_map(
             )
             if known is not None and solution.placed is not None:
                 write_priors_csv(writer.folder / table_of(PRIORS_CSV, name), known.table(solution.placed))
-            if settings.loops:
+            if number is not None:
                 write_loops_csv(writer.folder / loops_csv(name), solution.loops)
-    return summary | {"seconds": clock.seconds}
+    return {"map": str(folder), **summary, "seconds": clock.seconds}
+
+
+def merge_search(scene_map: Map) -> int | None:
+    """Number of the search whose events join the parts of a merged map; None if it is none."""
+    return next((n for n in scene_map.searches() if MERGE in scene_map.search_identity(n)), None)
 
 
 def loops_csv(name: str) -> str:
@@ -256,6 +265,7 @@ class _LoopSearch:
         min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):
             matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
+        self._take_over_merged(search)
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
         frames, known = self._online.frames, self._measured_online()
         pairs = [
@@ -310,6 +320,17 @@ class _LoopSearch:
                 if (loop.query, loop.match) not in done:
                     numbered = replace(loop, event=self._writer.next_event())
                     self._writer.add_loop(numbered, groups, search)
+
+    def _take_over_merged(self, search: int) -> None:
+        """Gives the search the events that join the parts of a merged map, unless it has them already."""
+        merged = merge_search(self._map)
+        if merged is None or self._map.search_loops(search):
+            return
+        events = self._map.measured_loops(merged)
+        first = self._writer.next_event()
+        self._writer.write_loops(
+            ((replace(loop, event=first + k), groups) for k, (loop, groups) in enumerate(events)), search
+        )
 
     def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
         """Events by query and match that were measured in the same way as the map was made."""
@@ -376,6 +397,9 @@ def _solution(
     heights: GroundHeights | None,
 ) -> tuple[Solution, MapKnowledge | None]:
     graph, event_of_group = scene_map.search_graph(search)
+    is_merged, scale = bool(scene_map.parts()), settings.scale
+    if is_merged and scale is None:
+        scale = "free"  # every map has its own
     known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights)
     return solve(
         graph,
@@ -385,8 +409,9 @@ def _solution(
         left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
         vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
-        scale=settings.scale,
+        scale=scale,
         known=None if known is None else known.known,
+        join_supporters=_JOIN_SUPPORTERS if is_merged else 0,
     ), known
 
 
@@ -403,7 +428,6 @@ def _summary(
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
     return {
-        "map": str(scene_map.folder),
         "poses": name,
         "ground_truth_predictor": bool(scene_map.meta.get("ground_truth_predictor")),
         "frames": len(refined),
