@@ -22,6 +22,7 @@ from anchor3r.pipeline.loop_closing import LoopCloser
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
+from anchor3r.pose_graph.step_covariance import MeasuredWindow, as_pose_covariance
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
@@ -99,6 +100,8 @@ class _State:
     """The latest pose of an anchor."""
     num_components: int = 0
     """Components begun so far."""
+    window: MeasuredWindow | None = None
+    """The window of `last`, as far as its members have poses; None if its predictor states no covariances."""
 
 
 class Mapper:
@@ -278,15 +281,32 @@ class Mapper:
             frame=prediction.anchor,
             config=self.config.online,
         )
+        covariance = self._covariance(prediction, which, math.exp(log_scale), estimate.rotation)
         return FramePose(
             frame=prediction.anchor,
             rotation=estimate.rotation,
             center=estimate.center,
-            covariance=estimate.covariance,
+            covariance=estimate.covariance if covariance is None else covariance,
             component=members[0].component,
             log_scale=log_scale,
             log_scale_sigma=log_scale_sigma,
         )
+
+    def _covariance(
+        self, prediction: WindowPrediction, which: list[int], scale: float, rotation: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """(6, 6) of the anchor's pose relative to the frame before, from the covariances of its own edges;
+        None if the predictor states none."""
+        before, self._state.window = self._state.window, None
+        alone = prediction.covariance_alone
+        covariance = prediction.covariance if alone is None else alone
+        if covariance is None:
+            return None
+        edges = SE3(prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation)
+        self._state.window = window = MeasuredWindow.of(
+            prediction.anchor, prediction.members[which], edges[which], covariance[which], scale
+        )
+        return as_pose_covariance(window.relative_to(before), rotation)
 
     def _log_scale(self, prediction: WindowPrediction, newest: FramePose) -> tuple[float, float]:
         """Log of the window's scale over the map's, and its spread, along the chain of measured ratios."""
@@ -326,6 +346,7 @@ def _finite(prediction: WindowPrediction) -> WindowPrediction:
         member_from_anchor_translation=translation[good],
         confidence=prediction.confidence[good],
         covariance=None if prediction.covariance is None else prediction.covariance[good],
+        covariance_alone=None if prediction.covariance_alone is None else prediction.covariance_alone[good],
         status=prediction.status if good.any() else WindowStatus.LOST,
     )
 

@@ -90,8 +90,9 @@ class RefineSettings:
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
     threads: int | None = None
-    """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
-    else has one, so that its results do not depend on it."""
+    """CPU threads of a network that is large enough to gain from them, or of the classical predictor, one
+    loop event each; all cores if not given. Everything else has one. The classical predictor's result is the
+    same with any number."""
     priors: PriorSettings = PriorSettings()
     """What is known from elsewhere; it gives the map metres, and its place on the Earth."""
 

@@ -359,6 +359,13 @@ class MapWriter:
         with self._transaction():
             replace_meta(self._database, values)
 
+    def add_rows(self, added: Iterable[TableRow]) -> None:
+        """Adds rows as they were kept in another map, all of them or none; frames must be new."""
+        with self._transaction():
+            for row in added:
+                row.insert(self._database)
+        self.last_frame = self._value("SELECT max(frame) FROM frames", default=-1)
+
     def write_trajectory(self, name: str, trajectory: Trajectory) -> None:
         """Keeps the poses of a refinement under a name, in place of any of that name."""
         with self._transaction():
