@@ -236,6 +236,13 @@ def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
             query, match = np.searchsorted(truth.frames, [loop.query, loop.match])
             assert np.linalg.norm(truth.center[query] - truth.center[match]) < 15
     assert error_m(whole, "online") < error_m(whole, "odometry")
+    # refine recognises the same places, by the features that are kept and those of the frames in between.
+    assert cli.main(["refine", str(whole)]) == 0
+    with load_map(whole) as scene_map:
+        assert {loop.query for loop in loops} & {l.query for l in scene_map.loops("offline") if l.accepted}
+        about = scene_map.search_identity(scene_map.searches()[-1])
+    assert about["descriptor"] == "places"
+    assert error_m(whole, "offline") < error_m(whole, "odometry")
 
 
 def test_loops_online_need_kept_images() -> None:
