@@ -262,7 +262,7 @@ class _LoopSearch:
                 predictor.hold_camera(camera)
         recognised = self._recognised()
         if self._descriptor == PLACES:
-            pairs = [(*pair, event[0].figures["share"]) for pair, event in recognised.items()]
+            pairs = [(*pair, event[0].figures["covered"]) for pair, event in recognised.items()]
         else:
             pairs = self._alike(predictor)
         self._take_over_merged(search)
