@@ -136,14 +136,20 @@ def test_segments_that_are_evaluated_on_are_never_trained_on() -> None:
     assert [entry.name for entry in chosen.validation] == [names[0]]
 
 
-def test_an_undecodable_frame_is_drawn_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("file", "told"), [("frame000004.jpg", "cannot decode"), ("depth000004.png", "cannot read")]
+)
+def test_a_broken_or_missing_frame_is_drawn_around(
+    file: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     miniatures.write("replica", tmp_path / "replica")
     sets = open_mixture(PAPER_MIXTURE, tmp_path, index_set)
     config = DataConfig(sets=sets, num_frames=2, sizes=((56, 84),))
-    (tmp_path / "replica/room0/results/frame000004.jpg").write_bytes(b"broken since")
+    path = tmp_path / "replica/room0/results" / file
+    path.write_bytes(b"broken since") if told == "cannot decode" else path.unlink()
     for k in range(8):
         assert ClipBatches(config, 1)[k].images.shape[1] == 2
-    assert "is drawn again: cannot decode" in caplog.text
+    assert f"is drawn again: {told}" in caplog.text
 
 
 def test_aspect_ratios_vary_in_steps_of_the_patch() -> None:
