@@ -142,6 +142,8 @@ def test_distances_and_speeds_give_metres(
         (["--gnss", "few.csv"], "it takes 4"),
         (["--gnss", "far.csv", "--gnss-sigma", "0"], "must be positive"),
         (["--distance", "3", "9", "1", "--method", "paper"], "priors need method joint"),
+        (["--camera-height", "0"], "metres between 0 and 100"),
+        (["--camera-height", "nan"], "metres between 0 and 100"),
     ],
 )
 def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
@@ -168,3 +170,45 @@ def test_a_map_without_a_place_is_not_exported_to_globes(
 ) -> None:
     assert main(["export", str(folder), "--format", "kml", "--out", str(tmp_path / "path.kml")]) == 1
     assert "--gnss" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("street") / "map"
+    source = "world:103?kind=street&motion=driving&frames=120&width=160&height=120"
+    map_source(source, folder, MapSettings(predictor="ground-truth:0.02,0.01"))
+    return folder
+
+
+def test_a_known_height_of_the_camera_gives_metres(
+    street: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(street, tmp_path / "map"))
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    height = float(np.median(-true.center[:, 1]))  # the ground is at 0, down is positive
+    summary = refine(capsys, folder, "--camera-height", SCALE * height)
+    assert summary["units"] == "m"
+    (kind,) = summary["priors"]
+    assert kind["kind"] == "scale"
+    assert kind["priors"] > 12
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    way = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1).sum()
+    true_way = SCALE * np.linalg.norm(np.diff(true.center, axis=0), axis=1).sum()
+    assert way == pytest.approx(true_way, rel=0.02)
+    assert summary["scale_sigma"] < 0.03
+
+
+def test_where_there_is_no_ground_a_height_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "map"
+    map_source("world:3?kind=open&motion=orbit&frames=60&width=96&height=72", folder, MapSettings(
+        predictor="ground-truth:0.02,0.01"
+    ))  # fmt: skip
+    assert main(["refine", str(folder), "--no-loops", "--camera-height", "1.5"]) == 1
+    assert "no ground was found" in capsys.readouterr().err
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online"]

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.files import replacing
-from anchor3r.io.positions import PositionFixes, read_positions
+from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
 from anchor3r.pipeline.ground_heights import GroundHeights
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
 from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
+from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
 
 Float = NDArray[np.float64]
@@ -46,7 +47,9 @@ class PriorSettings:
 
     gnss: str | None = None
     """Measured positions: .gpx, .nmea, .csv (time, latitude, longitude, altitude, sigma; or time, x, y, z in
-    metres), .srt of a drone, or an oxts folder of KITTI. The map becomes metric and georeferenced."""
+    metres), .srt of a drone, .mp4 of a GoPro, a recording with NavSatFix messages (FILE?topic=NAME if there
+    are several), a folder of images with geotags, or an oxts folder of KITTI. The map becomes metric and
+    georeferenced."""
     gnss_offset: float | Literal["auto"] = 0.0
     """Seconds to add to the times of positions so that they are those of the frames; auto estimates it."""
     gnss_sigma: float | None = None
@@ -171,7 +174,7 @@ def gather(
     entries: list[list[str]] = []
     datum, clock, left_out = None, None, 0
     if settings.gnss is not None:
-        track = _Track.read(Path(settings.gnss), settings, known)
+        track = _Track.read(settings.gnss, settings, known)
         datum, left_out = track.datum, track.left_out
         if settings.gnss_offset == "auto":
             clock = MovingClock(at=track.at, index=len(kinds))
@@ -276,8 +279,9 @@ class _Track:
     trajectory: Trajectory
 
     @staticmethod
-    def read(path: Path, settings: PriorSettings, trajectory: Trajectory) -> _Track:
-        fixes = read_positions(path)
+    def read(name: str, settings: PriorSettings, trajectory: Trajectory) -> _Track:
+        path = Path(name)
+        fixes = read_fixes(name)
         times = _times(trajectory, path)
         stated = 0.0 if settings.gnss_offset == "auto" else float(settings.gnss_offset)
         moments = fixes.times_s + stated
@@ -338,19 +342,28 @@ class _Track:
         times, component = _times(self.trajectory, Path()), self.trajectory.component
         before, interval = self._bracket(offset_s)
         moments = self.times_s + offset_s
+        exact = self._exact(offset_s)
         usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= _MAX_INTERVAL_S)
         if component is not None:
             usable &= component[before] == component[before + 1]
-        return usable
+        return usable | (exact >= 0)
+
+    def _exact(self, offset_s: float) -> NDArray[np.int64]:
+        """(k,) row of the frame that was taken at each very moment, as a geotag is; -1 where none was."""
+        times, moments = _times(self.trajectory, Path()), self.times_s + offset_s
+        row = np.clip(np.searchsorted(times, moments), 0, len(times) - 1)
+        return np.where(times[row] == moments, row, -1)
 
     def at(self, offset_s: float) -> Positions:
         """The priors if the clock is moved on by a little."""
         times = _times(self.trajectory, Path())
         before, interval = self._bracket(offset_s)
         fraction = (self.times_s + offset_s - times[before]) / np.maximum(interval, 1e-9)
+        exact = self._exact(offset_s)
+        first, second = (np.where(exact >= 0, exact, row) for row in (before, before + 1))
         return Positions(
-            rows=np.stack([self.trajectory.frames[before], self.trajectory.frames[before + 1]], 1),
-            fraction=fraction,
+            rows=np.stack([self.trajectory.frames[first], self.trajectory.frames[second]], 1),
+            fraction=np.where(exact >= 0, 0.0, fraction),
             position=self.position,
             information=self.information,
             antenna_in_camera=self.antenna,
