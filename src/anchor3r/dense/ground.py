@@ -143,7 +143,7 @@ class GroundStrip:
     def fit(self, anchor: Grey, views: Sequence[GroundView], log_height: float) -> GroundPlane | None:
         """The plane from a height that is right to some pixels; None if it is not found from there."""
         unknown, stiffness = np.array([log_height, 0.0, 0.0]), np.radians(self._config.tilt_sigma_deg) ** -2
-        slopes = [(cv2.Sobel(v.grey, -1, 1, 0) / 8, cv2.Sobel(v.grey, -1, 0, 1) / 8) for v in views]
+        slopes = [_slopes(view.grey) for view in views]
         is_settled = False
         for _ in range(_ITERATIONS):
             matrix = np.diag([0.0, stiffness, stiffness])
@@ -210,10 +210,16 @@ class GroundStrip:
         return matrix[:3, :3] - carry @ matrix[3:, :3], gradient[:3] - carry @ gradient[3:]
 
 
+def _slopes(grey: Grey) -> tuple[Grey, Grey]:
+    """How grey levels change along columns and rows, a pixel."""
+    along_u, along_v = (cv2.Sobel(grey, cv2.CV_32F, *order, scale=1 / 8) for order in ((1, 0), (0, 1)))
+    return np.asarray(along_u, np.float32), np.asarray(along_v, np.float32)
+
+
 def _sampled(image: Grey, pixels: NDArray[np.float32]) -> Grey:
     """(k,) values at pixels (k, 2); NaN outside."""
     found = cv2.remap(
-        image, pixels[None], None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=(np.nan,)
+        image, pixels[None], np.empty(0), cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=np.nan
     )
     return np.asarray(found[0], np.float32)
 

@@ -129,7 +129,8 @@ def _reader(path: Path) -> Callable[[Path], Iterator[Fix]]:
             return _read_nmea
     raise Anchor3RError(
         f"{path} is no kind of positions that is known: .gpx, .nmea, .csv, .srt (drones), .mp4 (GoPro), a "
-        "recording of ROS, a folder of photographs or one of KITTI's oxts; convert it to .csv with columns time, latitude, longitude, altitude"
+        "recording of ROS, a folder of photographs or one of KITTI's oxts; convert it to .csv with columns "
+        "time, latitude, longitude, altitude"
     )
 
 
@@ -192,9 +193,7 @@ def _read_nmea(path: Path) -> Iterator[Fix]:
                     _degrees(fields[4], fields[5]),
                     float(fields[9] or 0),
                 )
-                yield Fix(
-                    f"line {number}", date_s + day_s + time_s, position, (spread, spread, 1.5 * spread)
-                )
+                yield Fix(f"line {number}", date_s + day_s + time_s, position, (spread, spread, 1.5 * spread))
         except ValueError as error:
             raise Anchor3RError(f"line {number} of {path} is damaged ({error}); remove it") from error
 

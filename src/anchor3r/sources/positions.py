@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+import av
 import numpy as np
+from av.container import InputContainer
+from av.stream import Stream
 from PIL import ExifTags
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import decoding
+from anchor3r.io.inputs import decoding, insist_on_file
 from anchor3r.io.positions import UERE_M, Fix, PositionFixes, collected, read_positions
 from anchor3r.sources.bags.messages import stamp_ns
 from anchor3r.sources.bags.recording import Recording, damage_told, is_recording, open_recording
 from anchor3r.sources.images import (
     DECODING_ERRORS,
-    NOMINAL_RATE_HZ,
     PhotoSequence,
     image_paths,
     opened_image,
@@ -33,6 +35,7 @@ _FIXES = {"sensor_msgs/NavSatFix", "foxglove.LocationFix"}
 _NO_FIX = -1  # of NavSatStatus
 _NS = 1e9
 _TELEMETRY = b"DEVC"
+_LOCAL = {"format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2", "protocol_whitelist": "file"}
 
 
 def read_fixes(name: str) -> PositionFixes:
@@ -56,7 +59,9 @@ def _from_recording(path: Path, query: str) -> PositionFixes:
         if wanted is not None and wanted not in found:
             raise Anchor3RError(f"{path} has no fixes under {wanted}; it has {', '.join(found) or 'none'}")
         if not found:
-            raise Anchor3RError(f"{path} has no topic of type {' or '.join(sorted(_FIXES))}; name another file")
+            raise Anchor3RError(
+                f"{path} has no topic of type {' or '.join(sorted(_FIXES))}; name another file"
+            )
         if wanted is None and len(found) > 1:
             raise Anchor3RError(
                 f"{path} has fixes under {', '.join(found)}; choose one: --gnss '{path}?topic={found[0]}'"
@@ -84,7 +89,9 @@ def _from_geotags(folder: Path, paths: Sequence[str]) -> PositionFixes:
     sequence = PhotoSequence(str(folder), slice(None), paths)
     fixes = [fix for index in range(len(paths)) if (fix := _geotag(sequence, index)) is not None]
     if not fixes:
-        raise Anchor3RError(f"none of the {len(paths)} images in {folder} says where it was taken; name a file")
+        raise Anchor3RError(
+            f"none of the {len(paths)} images in {folder} says where it was taken; name a file"
+        )
     return collected(folder, fixes)
 
 
@@ -124,27 +131,34 @@ class _Entry(NamedTuple):
 
 def _from_telemetry(path: Path) -> PositionFixes:
     """GPS5 of a GoPro video: positions of a packet are spread evenly over its time."""
-    import av
-
+    insist_on_file(path)
+    remedy = "name a video of a GoPro that plays, or its track as .gpx"
     fixes: list[Fix] = []
-    with decoding(str(path), "name a video of a GoPro, or export its track as .gpx"), av.open(str(path)) as video:
-        for stream in video.streams:
-            if stream.type != "data":
-                continue
-            video.seek(0)
-            for packet in video.demux(stream):
-                payload = bytes(packet)
-                if packet.pts is None or packet.time_base is None or not payload.startswith(_TELEMETRY):
-                    continue
-                start_s = float(packet.pts * packet.time_base)
-                length_s = float((packet.duration or 0) * packet.time_base)
-                fixes += _packet_fixes(payload, start_s, length_s, len(fixes))
+    try:
+        with decoding(str(path), remedy), av.open(str(path), options=_LOCAL) as video:
+            for stream in video.streams:
+                if stream.type == "data":
+                    fixes += _stream_fixes(video, stream, len(fixes))
+    except av.FFmpegError as error:
+        raise Anchor3RError(f"cannot open {path} ({error.strerror}); {remedy}") from error
     if not fixes:
         raise Anchor3RError(
-            f"{path} holds no positions: it has no telemetry of a GoPro with GPS5, or its receiver had no fix; "
-            "export a track as .gpx"
+            f"{path} holds no positions: no telemetry of a GoPro with GPS5, or no fix; name a .gpx"
         )
     return collected(path, fixes)
+
+
+def _stream_fixes(video: InputContainer, stream: Stream, before: int) -> list[Fix]:
+    fixes: list[Fix] = []
+    video.seek(0)
+    for packet in video.demux(stream):
+        payload = bytes(packet)
+        if packet.pts is None or packet.time_base is None or not payload.startswith(_TELEMETRY):
+            continue
+        start_s = float(packet.pts * packet.time_base)
+        length_s = float((packet.duration or 0) * packet.time_base)
+        fixes += _packet_fixes(payload, start_s, length_s, before + len(fixes))
+    return fixes
 
 
 def _packet_fixes(payload: bytes, start_s: float, length_s: float, before: int) -> Iterator[Fix]:
