@@ -15,6 +15,7 @@ from anchor3r.cli.main import main
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import so3_exp
 from anchor3r.pipeline.settings import MapSettings
+from anchor3r.report.picture import scenes_of
 
 NOISE_M = 0.5
 CLOCK_S = 0.25
@@ -199,6 +200,15 @@ def test_a_known_height_of_the_camera_gives_metres(
     true_way = SCALE * np.linalg.norm(np.diff(true.center, axis=0), axis=1).sum()
     assert way == pytest.approx(true_way, rel=0.02)
     assert summary["scale_sigma"] < 0.03
+    assert main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Priors</h2>" in page
+    assert f"<b>{summary['scale_sigma']:.2%}</b>scale known to" in page
+    with load_map(folder) as scene_map:
+        (scene,) = scenes_of(scene_map, "offline")
+    assert scene.metres_per_unit == 1
+    beside = scene.paths["online"][0]  # drawn in the world of the poses that priors have placed
+    assert np.linalg.norm(beside - trajectory.center, axis=1).max() < 0.05 * true_way
 
 
 def test_where_there_is_no_ground_a_height_is_refused(

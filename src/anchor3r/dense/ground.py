@@ -32,6 +32,7 @@ _SETTLED = 1e-3  # of the log height: far below what one image tells
 _ITERATIONS = 12
 _OUTLYING = 3.0  # standard deviations at which a pixel has lost three quarters of its weight
 _BLUR_PX = 1.0
+_EVEN = 0.1  # grey levels that pixels differ by at least, or they tell nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +183,7 @@ class GroundStrip:
     def _normal_equations(
         self, anchor: Grey, view: GroundView, slope: tuple[Grey, Grey], unknown: Float
     ) -> tuple[Float, Float] | None:
-        """(3, 3) and (3,) by one view, its gain and offset eliminated; None if it shares too little."""
+        """(3, 3) and (3,) by one view, its gain and offset eliminated; None if it shares too little, or shows nothing."""
         plane, _ = self._plane(unknown)
         points, pixels = self._seen(plane, view)
         grey = _sampled(view.grey, pixels)
@@ -191,8 +192,10 @@ class GroundStrip:
             return None
         (x, y, z), (tx, ty, tz) = points[shared].T, view.translation
         grey, target = grey[shared].astype(np.float64), anchor[shared].astype(np.float64)
-        gain = target.std() / max(float(grey.std()), 1e-6)
-        residual = gain * (grey - grey.mean()) - (target - target.mean())
+        if min(grey.std(), target.std()) < _EVEN:
+            return None
+        gain, grey, target = target.std() / grey.std(), grey - grey.mean(), target - target.mean()
+        residual = gain * grey - target
         along_u, along_v = (_sampled(image, pixels)[shared] for image in slope)
         by_inverse_depth = gain * (
             along_u * self._camera.fx * (tx / z - x * tz / z**2)
@@ -206,7 +209,7 @@ class GroundStrip:
         weight = (1 + (residual / (_OUTLYING * sigma)) ** 2) ** -2.0 / sigma**2
         weighed = jacobian * weight[:, None]
         matrix, gradient = jacobian.T @ weighed, weighed.T @ residual
-        carry = np.linalg.solve(matrix[3:, 3:] + 1e-9 * np.eye(2), matrix[3:, :3]).T
+        carry = np.linalg.solve(matrix[3:, 3:], matrix[3:, :3]).T
         return matrix[:3, :3] - carry @ matrix[3:, :3], gradient[:3] - carry @ gradient[3:]
 
 
@@ -218,9 +221,9 @@ def _slopes(grey: Grey) -> tuple[Grey, Grey]:
 
 def _sampled(image: Grey, pixels: NDArray[np.float32]) -> Grey:
     """(k,) values at pixels (k, 2); NaN outside."""
-    found = cv2.remap(
-        image, pixels[None], np.empty(0), cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=np.nan
-    )
+    columns, rows = np.ascontiguousarray(pixels.T)[:, None]
+    outside = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": np.nan}
+    found = cv2.remap(image, columns, rows, cv2.INTER_LINEAR, **outside)
     return np.asarray(found[0], np.float32)
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.files import replacing
+from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
 from anchor3r.pipeline.ground_heights import GroundHeights
@@ -389,6 +390,20 @@ def _scales(camera_height: float, heights: GroundHeights) -> Scales:
         log_scale=np.log(camera_height) - heights.log_height,
         information=heights.sigma[:, None, None] ** -2.0,
     )
+
+
+def read_priors_csv(path: Path) -> list[dict[str, Any]]:
+    """What `write_priors_csv` has written; nothing if it is gone."""
+    if not path.is_file():
+        return []
+    numbers = ("residual", "excess")
+    with decoding(str(path), "run anchor3r refine again"):
+        return [
+            row
+            | {"accepted": row["accepted"] == "yes", "frame": int(row["frame"])}
+            | {name: float(row[name]) for name in numbers}
+            for row in csv.DictReader(line for _, line in text_lines(path))
+        ]
 
 
 def write_priors_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
