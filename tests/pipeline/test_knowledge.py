@@ -13,7 +13,7 @@ import pytest
 from anchor3r import load_map, map_source
 from anchor3r.cli.main import main
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
-from anchor3r.geometry import so3_exp
+from anchor3r.geometry import quat_from_rotation, so3_exp
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.report.picture import scenes_of
 
@@ -131,6 +131,38 @@ def test_distances_and_speeds_give_metres(
         np.testing.assert_allclose(trajectory.center[0], online.center[0], atol=1e-2)
 
 
+@pytest.mark.parametrize("poses", [2, 6])
+def test_surveyed_cameras_place_a_map(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], poses: int
+) -> None:
+    _, local = places(folder)
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    world_from_true = so3_exp([0.0, 0.7, 0.0])
+    frames = np.linspace(5, 230, 8).astype(int)
+    lines = []
+    for k, frame in enumerate(frames):
+        text = [str(frame), *(f"{value:.4f}" for value in local[frame])]
+        if k < poses:
+            camera_in_local = WORLD_FROM_LOCAL.T @ world_from_true @ true.rotation[frame].T
+            w, x, y, z = quat_from_rotation(camera_in_local)
+            text += [f"{value:.7f}" for value in (x, y, z, w)]
+        if k == 4:
+            text[1] = f"{local[frame][0] + 30:.4f}"  # a mistake
+        lines.append(" ".join([*text, "0.05"]))
+    (tmp_path / "surveyed.txt").write_text("\n".join(lines))
+    summary = refine(capsys, folder, "--surveyed", tmp_path / "surveyed.txt")
+    assert summary["units"] == "m"
+    with open(folder / "priors.csv") as file:
+        cut = [row["entry"] for row in csv.DictReader(file) if row["accepted"] == "no"]
+    assert cut == ["line 5"]
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    error = np.linalg.norm(trajectory.center @ WORLD_FROM_LOCAL - local, axis=1)
+    assert np.sqrt((error**2).mean()) < 0.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -143,6 +175,12 @@ def test_distances_and_speeds_give_metres(
         (["--gnss", "few.csv"], "it takes 4"),
         (["--gnss", "far.csv", "--gnss-sigma", "0"], "must be positive"),
         (["--distance", "3", "9", "1", "--method", "paper"], "priors need method joint"),
+        (["--surveyed", "two.txt"], "leave the map's scale or direction open"),
+        (["--surveyed", "gone.txt"], "frame 9999 has no pose"),
+        (["--surveyed", "odd.txt"], "line 1 of odd.txt has 4 numbers"),
+        (["--surveyed", "nan.txt"], "not a number"),
+        (["--surveyed", "quaternion.txt"], "no unit quaternion"),
+        (["--surveyed", "two.txt", "--gnss", "far.csv"], "choose one of them"),
         (["--camera-height", "0"], "metres between 0 and 100"),
         (["--camera-height", "nan"], "metres between 0 and 100"),
     ],
@@ -160,6 +198,11 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     Path("far.csv").write_text(head + "".join(f"{1e9 + k},48,11.{k},0,1\n" for k in range(9)))
     Path("still.csv").write_text(head + "".join(f"{0.5 + 0.2 * k},48,11,0,1\n" for k in range(9)))
     Path("few.csv").write_text(head + "0.5,48,11,0,1\n1,48.01,11,0,1\n")
+    Path("two.txt").write_text("3 0 0 0 0.1\n9 1 0 0 0.1\n")
+    Path("gone.txt").write_text("9999 0 0 0 0.1\n")
+    Path("odd.txt").write_text("3 0 0 0\n")
+    Path("nan.txt").write_text("3 0 nan 0 0.1\n")
+    Path("quaternion.txt").write_text("3 0 0 0 1 1 0 0 0.1\n")
     assert main(["refine", str(folder), "--no-loops", *arguments]) == 1
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:

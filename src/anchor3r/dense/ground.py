@@ -183,7 +183,7 @@ class GroundStrip:
     def _normal_equations(
         self, anchor: Grey, view: GroundView, slope: tuple[Grey, Grey], unknown: Float
     ) -> tuple[Float, Float] | None:
-        """(3, 3) and (3,) by one view, its gain and offset eliminated; None if it shares too little, or shows nothing."""
+        """(3, 3) and (3,) by one view, its gain and offset eliminated; None if it shares too little."""
         plane, _ = self._plane(unknown)
         points, pixels = self._seen(plane, view)
         grey = _sampled(view.grey, pixels)

@@ -22,6 +22,7 @@ from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
 from anchor3r.pipeline.ground_heights import GroundHeights
+from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
 from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
 from anchor3r.sources.positions import read_fixes
@@ -65,6 +66,9 @@ class PriorSettings:
     """Text file of times and speeds (s, m/s), as a vehicle tells them."""
     speed_sigma: float = 0.03
     """Standard deviation of speeds, as a part of them."""
+    surveyed: str | None = None
+    """Text file of cameras that were surveyed: frame x y z sigma, or frame x y z qx qy qz qw sigma, in metres
+    with z up; the quaternion turns the camera's axes (right, down, ahead) into those."""
     camera_height: float | None = None
     """Metres between the camera and the ground that its vehicle drives on. The ground is looked for in the
     images along the whole drive, which bounds the drift of scale without any loop."""
@@ -79,6 +83,8 @@ class PriorSettings:
             raise Anchor3RError(
                 f"--camera-height has to be metres between 0 and {_HIGHEST_M:g}, not {self.camera_height}"
             )
+        if self.gnss is not None and self.surveyed is not None:
+            raise Anchor3RError("--gnss and --surveyed are positions in two frames; choose one of them")
         if not np.isfinite(self.antenna).all():
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
         if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
@@ -90,7 +96,7 @@ class PriorSettings:
                 )
 
     def __bool__(self) -> bool:
-        given = (self.gnss, self.speed, self.camera_height)
+        given = (self.gnss, self.speed, self.surveyed, self.camera_height)
         return bool(self.distance) or any(value is not None for value in given)
 
 
@@ -184,6 +190,11 @@ def gather(
     for kind, names in _scale_kinds(settings, known):
         kinds.append(kind)
         entries.append(names)
+    if settings.surveyed is not None:
+        is_scale_known = bool(settings.distance) or settings.speed is not None or heights is not None
+        for kind, names in read_surveyed(Path(settings.surveyed), known, is_scale_known=is_scale_known):
+            kinds.append(kind)
+            entries.append(names)
     if settings.camera_height is not None and heights is not None:
         kinds.append(_scales(settings.camera_height, heights))
         entries.append([f"height in frame {frame}" for frame in heights.frames])
