@@ -28,8 +28,8 @@ _LEAST = 3
 def read_surveyed(
     path: Path, trajectory: Trajectory, *, is_scale_known: bool
 ) -> Iterator[tuple[PriorKind, list[str]]]:
-    """Priors of each kind in the file, and what to call them. is_scale_known: whether other priors tell it."""
-    lines, rows = [], []
+    """Priors of each kind in the file, and what to call them. is_scale_known: by other priors."""
+    names, rows = [], []
     for number, fields in read_fields(path):
         if len(fields) not in (_POSITION, _POSE):
             raise Anchor3RError(
@@ -38,24 +38,20 @@ def read_surveyed(
             )
         values = np.array(parse_numbers(path, number, fields, len(fields)), np.float64)
         _check(path, number, values, trajectory)
-        lines.append(number)
+        names.append(f"line {number}")
         rows.append(values)
     are_poses = [k for k, values in enumerate(rows) if len(values) == _POSE]
     are_positions = [k for k, values in enumerate(rows) if len(values) == _POSITION]
     least = _LEAST if not are_poses else 1 if is_scale_known else 2
     if len(rows) < least:
         raise Anchor3RError(
-            f"{path} has {len(rows)} surveyed cameras, which leave the map's scale or direction open: it takes "
-            f"{_LEAST} positions, two of which one with its direction, or one with its direction and a length "
+            f"{path} has {len(rows)} surveyed cameras, which leave the map's scale or direction open; add "
+            f"others: {_LEAST} without directions, two if one has its direction, or a length beside that "
             "(--distance, --speed, --camera-height)"
         )
-    if are_poses:
-        yield _poses(np.array([rows[k] for k in are_poses])), [f"line {lines[k]}" for k in are_poses]
-    if are_positions:
-        yield (
-            _positions(np.array([rows[k] for k in are_positions])),
-            [f"line {lines[k]}" for k in are_positions],
-        )
+    for make, which in ((_poses, are_poses), (_positions, are_positions)):
+        if which:
+            yield make(np.array([rows[k] for k in which])), [names[k] for k in which]
 
 
 def _check(path: Path, number: int, values: Float, trajectory: Trajectory) -> None:
