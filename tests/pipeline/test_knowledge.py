@@ -16,6 +16,7 @@ from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import quat_from_rotation, so3_exp
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.report.picture import scenes_of
+from anchor3r.worlds.world import WorldConfig, make_world
 
 NOISE_M = 0.5
 CLOCK_S = 0.25
@@ -169,6 +170,9 @@ def test_surveyed_cameras_place_a_map(
         (["--distance", "3", "3", "1"], "two different frames"),
         (["--distance", "3", "9999", "1"], "frame 9999 has no pose"),
         (["--distance", "3", "9", "nan"], "positive number"),
+        (["--distance", "3:1,2", "3:1,2", "1"], "two different frames, or pixels"),
+        (["--distance", "3", "9:x", "1"], "9:x is no end of a distance"),
+        (["--distance", "3:64,2", "9", "1"], "has 64×48 pixels"),
         (["--gnss", "none.csv"], "No such file"),
         (["--gnss", "far.csv"], "no time in common"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
@@ -252,6 +256,32 @@ def test_a_known_height_of_the_camera_gives_metres(
     assert scene.metres_per_unit == 1
     beside = scene.paths["online"][0]  # drawn in the world of the poses that priors have placed
     assert np.linalg.norm(beside - trajectory.center, axis=1).max() < 0.05 * true_way
+
+
+def test_distances_between_things_that_frames_show(
+    street: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(street, tmp_path / "map"))
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    options, world = [], make_world(WorldConfig(
+        seed=103, kind="street", motion="driving", frames=120, width=160, height=120
+    ))  # fmt: skip
+    for a, b, (u, v) in [(10, 30, (80, 100)), (60, 80, (50, 100)), (100, 101, (100, 105))]:
+        depth = world.render(b).depth_m[v, u]
+        thing = world.intrinsics.unproject([u, v], depth) @ true.rotation[b] + true.center[b]
+        metres = SCALE * np.linalg.norm(thing - true.center[a])
+        options += ["--distance", a, f"{b}:{u},{v}", f"{metres:.4f}"]
+    refine(capsys, folder, *options)
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    way, true_way = (
+        np.linalg.norm(np.diff(center, axis=0), axis=1).sum() for center in (trajectory.center, true.center)
+    )
+    assert way == pytest.approx(SCALE * true_way, rel=0.03)
+    with open(folder / "priors.csv") as file:
+        assert next(row["entry"] for row in csv.DictReader(file)) == "distance 10 30:80,100"
 
 
 def test_where_there_is_no_ground_a_height_is_refused(

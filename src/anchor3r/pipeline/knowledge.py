@@ -21,6 +21,7 @@ from anchor3r.io.files import replacing
 from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
+from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
 from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
@@ -58,8 +59,9 @@ class PriorSettings:
     """Standard deviation of positions in metres, in place of what the file says."""
     antenna: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Where the antenna is: metres to the right of, below and in front of the camera."""
-    distance: tuple[tuple[int, int, float], ...] = ()
-    """Frame, frame and the metres between the two camera positions, as taped; may be given several times."""
+    distance: tuple[Taped, ...] = ()
+    """Frame, frame and the metres between the two camera positions, as taped. FRAME:u,v is the thing at a
+    column and row of a frame's image instead of its camera. May be given several times."""
     distance_sigma: float = 0.01
     """Standard deviation of taped distances, as a part of them."""
     speed: str | None = None
@@ -89,11 +91,7 @@ class PriorSettings:
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
         if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
             raise Anchor3RError(f"--gnss-offset has to be seconds or auto, not {self.gnss_offset}")
-        for a, b, metres in self.distance:
-            if a == b or not (np.isfinite(metres) and metres > 0):
-                raise Anchor3RError(
-                    f"--distance {a} {b} {metres:g}: it takes two different frames and a positive number"
-                )
+        insist_on_lengths(self.distance)
 
     def __bool__(self) -> bool:
         given = (self.gnss, self.speed, self.surveyed, self.camera_height)
@@ -169,10 +167,12 @@ def gather(
     trajectory: Trajectory,
     frames: NDArray[np.int64],
     heights: GroundHeights | None = None,
+    read_point: PointReader | None = None,
 ) -> MapKnowledge | None:
     """The priors on those frames of a trajectory that the graph has (ascending); None if there are none.
 
-    heights: of the camera, as windows show it, if the settings know it.
+    heights: of the camera, as windows show it, if the settings know it. read_point: of the map, if they know
+    distances.
     """
     if not settings:
         return None
@@ -187,7 +187,7 @@ def gather(
             clock = MovingClock(at=track.at, index=len(kinds))
         kinds.append(track.at(0.0))
         entries.append(track.entries)
-    for kind, names in _scale_kinds(settings, known):
+    for kind, names in _scale_kinds(settings, known, read_point):
         kinds.append(kind)
         entries.append(names)
     if settings.surveyed is not None:
@@ -203,36 +203,15 @@ def gather(
     )
 
 
-def _scale_kinds(settings: PriorSettings, trajectory: Trajectory) -> Iterator[tuple[PriorKind, list[str]]]:
+def _scale_kinds(
+    settings: PriorSettings, trajectory: Trajectory, read_point: PointReader | None
+) -> Iterator[tuple[PriorKind, list[str]]]:
     """Of what tells lengths alone."""
     if settings.distance:
-        _insist_on_poses(trajectory, settings.distance)
-        length = np.array([metres for _, _, metres in settings.distance])
-        yield (
-            Distances(
-                rows=np.array([(a, b) for a, b, _ in settings.distance]),
-                length=length,
-                information=(settings.distance_sigma * length)[:, None, None] ** -2.0,
-            ),
-            [f"distance {a} {b}" for a, b, _ in settings.distance],
-        )
+        assert read_point is not None
+        yield distance_priors(settings.distance, settings.distance_sigma, trajectory, read_point)
     if settings.speed is not None:
         yield _speeds(Path(settings.speed), settings.speed_sigma, trajectory)
-
-
-def _insist_on_poses(trajectory: Trajectory, distances: Sequence[tuple[int, int, float]]) -> None:
-    component = trajectory.component if trajectory.component is not None else np.zeros(len(trajectory))
-    of_frame = dict(zip(trajectory.frames.tolist(), component.tolist(), strict=True))
-    for a, b, metres in distances:
-        if missing := [frame for frame in (a, b) if frame not in of_frame]:
-            raise Anchor3RError(
-                f"--distance {a} {b} {metres:g}: frame {missing[0]} has no pose; choose frames that have one"
-            )
-        if of_frame[a] != of_frame[b]:
-            raise Anchor3RError(
-                f"--distance {a} {b} {metres:g}: the frames are in two components of the map that nothing "
-                "relates; choose frames of one"
-            )
 
 
 def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances, list[str]]:

@@ -22,6 +22,7 @@ from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
+from anchor3r.pipeline.distances import point_reader
 from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.settings import Method, RefineSettings
@@ -331,7 +332,7 @@ def _solution(
     heights: GroundHeights | None,
 ) -> tuple[Solution, MapKnowledge | None]:
     graph, event_of_group = scene_map.search_graph(search)
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights)
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights, point_reader(scene_map))
     return solve(
         graph,
         scene_map.trajectory(),
