@@ -676,6 +676,14 @@ class Map:
             raise Anchor3RError(f"{self.folder} keeps no features of frame {index}; see `Map.place_frames()`")
         return place_from_row(found[0])
 
+    @_decoding
+    def place_if_kept(self, index: int) -> PlaceKeyframe | None:
+        """The features of a keyframe, None if the map does not keep them (yet)."""
+        if not self._all("SELECT * FROM sqlite_master WHERE name = 'place_features'"):
+            return None
+        found = self._all(f"SELECT {PLACE_COLUMNS} FROM place_features WHERE frame = ?", (int(index),))
+        return place_from_row(found[0]) if found else None
+
     def localise(self, image: NDArray[np.uint8], camera: Pinhole | None = None) -> Localisation:
         """Where an image (H, W, 3) RGB was taken in the map as it was at the first call, or why that is not
         told.

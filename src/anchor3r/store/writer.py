@@ -233,6 +233,8 @@ class MapWriter:
         self._start_watching()
 
     def _close_loops(self, frame: int, closing: LoopClosing) -> None:
+        for place in closing.places:
+            TableRow("place_features", place_row(place)).insert(self._database)
         for loop, groups in closing.found:
             self._insert_loop(replace(loop, event=self.next_event()), groups, closing.search)
         for loop in closing.judged:
