@@ -115,7 +115,9 @@ def refine_map(
             loops = [] if number is None else _with_choices(scene_map, number, choices)
             heights = None
             if settings.priors.camera_height is not None:
-                heights = ground_heights(scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image)
+                heights = ground_heights(
+                    scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image
+                )
             solution, known = _solution(scene_map, number, loops, settings, heights)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
@@ -254,6 +256,7 @@ class _LoopSearch:
 
     def _measure(self, load: Callable[[], Predictor], search: int) -> None:
         """Measures every match that has no event in the store yet, as after an interruption."""
+        self._take_over_merged(search)
         if self._descriptor == PLACES:
             self._recognise(search)
             return
@@ -265,7 +268,6 @@ class _LoopSearch:
         min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):
             matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
-        self._take_over_merged(search)
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
         frames, known = self._online.frames, self._measured_online()
         pairs = [
