@@ -66,6 +66,8 @@ def merge_maps(
     insist_on_new_folder(Path(out))
     with ExitStack() as stack:
         maps = [stack.enter_context(load_map(path)) for path in paths]
+        for scene_map in maps:
+            stack.enter_context(scene_map.frozen())  # one of them may still grow
         _insist_on_poses(maps)
         parts = _parts_of(maps)
         _insist_on_different(parts)
@@ -110,8 +112,8 @@ def _insist_on_alike(maps: Sequence[Map]) -> None:
         if (reason := _another_camera(first, other)) is not None:
             raise Anchor3RError(
                 f"{first.folder} and {other.folder} are of different cameras ({reason}), but a map has one; "
-                "map images of one camera and size, or place the images of one in the map of the other with "
-                "anchor3r localise"
+                "if both are of one camera, map one again with --camera and the folder of the other; if "
+                "not, place its images in the other map with anchor3r localise"
             )
 
 
@@ -130,9 +132,8 @@ def _another_camera(one: Map, other: Map) -> str | None:
     sigma_sq = 0.0
     for scene_map, camera in ((one, a), (other, b)):
         about = scene_map.meta.get("camera") or {}
-        known = about.get("determined") or about.get("stated")
-        part = about["focal_sigma_px"] / camera.fx if known and "focal_sigma_px" in about else _SAME_FOCAL
-        sigma_sq += part**2
+        sigma_px = about.get("focal_sigma_px")
+        sigma_sq += (sigma_px / camera.fx) ** 2 if sigma_px else _SAME_FOCAL**2
     if abs(np.log(a.fx / b.fx)) > _SURE * np.sqrt(sigma_sq):
         return f"focal lengths of {a.fx:.1f} and {b.fx:.1f} pixels"
     return None
