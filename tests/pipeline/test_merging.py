@@ -101,7 +101,7 @@ def test_what_reads_maps_reads_a_merged_one(merged: Path, tmp_path: Path) -> Non
         ["view", str(merged), "--save", str(tmp_path / "page")],
         ["export", str(merged), "--format", "tum", "--out", str(tmp_path / "poses.tum")],
         ["export", str(merged), "--format", "nerfstudio", "--out", str(tmp_path / "nerf")],
-        ["evaluate", "map", str(merged), "--out", str(tmp_path / "evaluation")],
+        ["evaluate", "map", str(merged), "--poses", "offline", "--out", str(tmp_path / "evaluation")],
         ["localise", str(merged), ROOM, "--start", "4", "--stride", "30", "--out", str(tmp_path / "at.tum")],
         ["densify", str(merged), "--every", "15", "--size", "160", "--no-fuse"],
         ["fuse", str(merged), "--depths", "predicted", "--min-views", "1"],

@@ -27,7 +27,7 @@ from anchor3r.pipeline.known_places import keep_features
 from anchor3r.pipeline.refine import MERGE, refine_map
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pose_graph.edges import Edges
-from anchor3r.store import ONLINE, Loop, Map, MapWriter, StoreConfig, load_map
+from anchor3r.store import OFFLINE, ONLINE, Loop, Map, MapWriter, StoreConfig, load_map
 from anchor3r.store.camera import common_camera
 from anchor3r.store.copying import Renumbering, copied_loops, copy_map
 from anchor3r.store.localising import map_keyframes, place_frames_of, places_identity
@@ -74,10 +74,11 @@ def merge_maps(
         _insist_on_alike(maps)
         unfinished = stack.enter_context(replacing_folder(out))
         _copy(maps, parts, unfinished, progress)
-        events = _find_common_places(maps, parts, unfinished, config, progress)
-        refined = refine_map(unfinished, RefineSettings(loops=False), progress=lambda *told: progress(*told))
+        first_event = _find_common_places(maps, parts, unfinished, config, progress)
+        refined = refine_map(unfinished, RefineSettings(loops=False))
         with load_map(unfinished) as merged:
-            summary = _summary(merged, events, refined)
+            common = [loop for loop in merged.loops() if loop.event >= first_event]
+            summary = _summary(merged, common) | {"poses": refined["poses"], "solver": refined["solver"]}
     return {"map": str(out), **summary}
 
 
@@ -272,8 +273,8 @@ def _find_common_places(
     folder: Path,
     config: PlaceConfig,
     progress: Progress,
-) -> dict[tuple[int, int], int]:
-    """Keeps all loop events of the merged map, and counts those between parts, by parts."""
+) -> int:
+    """Keeps the loop events of the maps, then those between them; the number of the first of these."""
     with MapWriter.open(folder) as writer, load_map(folder) as merged:
         keep_features(merged, writer, merged.frame, progress)
         search, _ = writer.begin_search({MERGE: asdict(config)})
@@ -284,16 +285,12 @@ def _find_common_places(
         ]
         map_of_part = np.repeat(np.arange(len(parts)), [len(found) for found in parts])
         owner = map_of_part[merged.part_of(place_frames_of(merged))]
-        common = list(_common_places(merged, owner, config, progress))
+        events = own + list(_common_places(merged, owner, config, progress))
         writer.write_loops(
-            ((replace(loop, event=k), groups) for k, (loop, groups) in enumerate(own + common)), search
+            ((replace(loop, event=k), groups) for k, (loop, groups) in enumerate(events)), search
         )
         writer.finish_search(search)
-        of = part_of(
-            np.array([(loop.query, loop.match) for loop, _ in common]).reshape(-1, 2), merged.parts()
-        )
-    pairs, counts = np.unique(np.sort(of, axis=1), axis=0, return_counts=True)
-    return {(int(a), int(b)): int(n) for (a, b), n in zip(pairs, counts, strict=True)}
+    return len(own)
 
 
 def _common_places(
@@ -316,14 +313,11 @@ def _common_places(
                     yield event
 
 
-def _summary(merged: Map, events: dict[tuple[int, int], int], refined: dict[str, Any]) -> dict[str, Any]:
-    """What was merged and what hangs together."""
-    parts, trajectory = merged.parts(), merged.trajectory(str(refined["poses"]))
+def _summary(merged: Map, common: Sequence[Loop]) -> dict[str, Any]:
+    """What was merged and what hangs together. common: events between maps."""
+    parts, trajectory = merged.parts(), merged.trajectory(OFFLINE)
     assert trajectory.component is not None
     of = merged.part_of(trajectory.frames)
-    accepted = [loop for loop in merged.loops() if loop.accepted]
-    ends = part_of(np.array([(loop.query, loop.match) for loop in accepted]).reshape(-1, 2), parts)
-    between = ends[ends[:, 0] != ends[:, 1]]
     components = [
         {
             "component": int(label),
@@ -347,11 +341,9 @@ def _summary(merged: Map, events: dict[tuple[int, int], int], refined: dict[str,
         "frames": merged.num_frames,
         "with_pose": len(trajectory),
         "components": components,
-        "common_places": sum(events.values()),
-        "accepted": len(between),
+        "common_places": len(common),
+        "accepted": sum(loop.accepted for loop in common),
         "not_joined": _not_joined(components, len(parts)),
-        "poses": refined["poses"],
-        "solver": refined["solver"],
     }
 
 
