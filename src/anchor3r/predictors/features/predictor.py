@@ -156,6 +156,16 @@ class FeaturesPredictor(Predictor):
         self.reset()
         return True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a local map, in one scale as long as this stays true."""
+        return self._odometry.running
+
+    @property
+    def waiting_frames(self) -> NDArray[np.int64]:
+        """Frames without a pose that the start of a map may still name."""
+        return self._odometry.map.frames if not self.is_running else np.empty(0, np.int64)
+
     def _working(self, frame: Frame) -> Image:
         return tracking.to_grey(frame.image, self.config.min_side, self.config.max_side)
 
