@@ -1,14 +1,16 @@
-"""Two predictors on one stream: classical geometry answers, and where it cannot, the network does.
+"""Two predictors on one stream: classical geometry answers, and where it is weak, the network helps.
 
-`features` takes every frame. While it has no map that the frame was found in, the network streams along, and
-answers for the frames that `features` will not name any more. When a map is lost the network first goes
-through the last frames again, which are remembered as small as it sees them; once `features` has a map it
-stops. So it costs nothing where it is not needed, and never more than a stream of its own.
+`features` takes every frame. While it has no map that the frame was found in, or one that rests on few points,
+the network streams along and answers; while `features` is only not sure of its scale, the network tells that.
+Where neither is needed the network rests. When it is called, it first goes through the last frames again,
+which are remembered as small as it sees them: so it never costs more than a stream of its own. It has an
+answer to any two images, so its windows are compared with the images before they are believed.
 
-All windows come in one scale, that of the first. At every change from one predictor to the other the scales
-are compared on the depths that both have measured of one frame, and how well that is known goes into the
-window as its `log_scale_sigma`. Windows of one map of `features` are in one scale however often the network
-has answered in between.
+All windows come in one scale, that of the first. How the scales of both predictors lie to it is a state of
+two numbers, which a Kalman filter keeps: that of `features` wanders by what its keyframes state, that of the
+network by as much as it is known to wander, and the depths that both have of one frame measure the ratio of
+the two. So nothing jumps where one hands over to the other, and how well the new window's scale is known goes
+with it as its `log_scale_sigma`.
 """
 
 from __future__ import annotations
@@ -34,23 +36,49 @@ from anchor3r.sources.frame import Frame
 _PINHOLE = tuple(entry.name for entry in fields(Pinhole))
 
 
+_DETAIL_PX = 9
+"""Side of the neighbourhood whose mean is taken away before two images are compared."""
+_MIN_OVERLAP = 0.05
+"""Part of an image that the frame before has to show for a comparison."""
+_MIN_DEPTH = 1e-6
+_UNKNOWN = 1e4
+"""Variance of the logarithm of a scale of which nothing is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CombinedConfig:
-    """When the network answers, and how its scale is compared."""
+    """When the network helps, and how scales are compared."""
 
     replayed_frames: int = 8
-    """Frames that the network goes through again before it answers after `features` has: its window, and a
-    few more by which the depths of the last one settle."""
+    """Frames that the network goes through again when it is called: its window, and a few more by which the
+    depths of the last one settle."""
+    rest_after: int = 10
+    """Frames in a row without need of it after which the network rests: about as many as its return costs."""
+    weak_scale_sigma: float = 0.02
+    """Spread of the logarithm of the scale that a keyframe of `features` states, above which the network is
+    asked: it wanders by as much itself."""
+    few_points: int = 60
+    """With fewer followed points than this whose depth is trusted, the network is asked, too."""
+    few_points_sigma: float = 0.1
+    """Least spread of the scale of a keyframe of `features` with so few points: new depths rest on theirs."""
+    scale_inflation: float = 3.0
+    """Spread of the scale of `features` over what it states: tracks err as a whole."""
+    network_walk: float = 0.03
+    """Standard deviation by which the logarithm of the network's scale wanders from frame to frame."""
+    compared_sigma: float = 0.1
+    """Standard deviation of the logarithm of the ratio of both scales as depths of one frame tell it, however
+    much they agree: the depths of a network err as a whole."""
+    min_agreement: float = 0.3
+    """Correlation of a frame's details with those of the frame before, moved to it by the network's window,
+    below which the network is not believed: it has an answer to any two images."""
+    patience: int = 30
+    """Frames in a row without any answer after which a new component begins."""
     cells_alike: float = 16.0
-    """Neighbouring depths that err together and count as one measurement of the ratio of two scales."""
-    min_scale_sigma: float = 0.01
-    """Least standard deviation of the logarithm of that ratio: the depths of a network err as a whole, too."""
-    unmeasured_scale_sigma: float = 0.5
-    """The same where no depth could be compared."""
+    """Neighbouring depths that err together and count as one measurement of that ratio."""
 
     def __post_init__(self) -> None:
-        if self.replayed_frames < 2:
-            raise ValueError(f"replayed_frames must be at least 2: {self}")
+        if self.replayed_frames < 2 or self.rest_after < 1:
+            raise ValueError(f"replayed_frames must be at least 2 and rest_after at least 1: {self}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +120,40 @@ class _Waiting:
 
 
 @dataclass
+class _Scales:
+    """Logarithms of the scales of `features` and of the network over that of the stream."""
+
+    mean: Array = field(default_factory=lambda: np.zeros(2))
+    """(2,)"""
+    covariance: Array = field(default_factory=lambda: np.zeros((2, 2)))
+    """(2, 2)"""
+
+    def forget(self, which: int) -> None:
+        """Nothing is known of one of the two any more."""
+        self.covariance[which] = self.covariance[:, which] = 0.0
+        self.covariance[which, which] = _UNKNOWN
+
+    def walk(self, which: int, sigma: float) -> None:
+        self.covariance[which, which] += sigma**2
+
+    def measure(self, ratio: Estimate) -> None:
+        """ratio: log(depths of `features` / depths of the network), which is network over `features`."""
+        row = np.array([-1.0, 1.0])
+        gain = self.covariance @ row / (self.ratio_sigma**2 + ratio.sigma**2)
+        self.mean = self.mean + gain * (ratio.value - row @ self.mean)
+        self.covariance = self.covariance - np.outer(gain, row @ self.covariance)
+
+    @property
+    def ratio_sigma(self) -> float:
+        """Standard deviation of the ratio of the two."""
+        row = np.array([-1.0, 1.0])
+        return math.sqrt(max(float(row @ self.covariance @ row), 0.0))
+
+
+_FEATURES, _NETWORK = 0, 1
+
+
+@dataclass
 class _State:
     """What is remembered from frame to frame, beside the states of the two predictors."""
 
@@ -99,16 +161,21 @@ class _State:
     """the last frames, oldest first"""
     waiting: list[_Waiting] = field(default_factory=list)
     """frames without a pose, which the start of the first map may still name, oldest first"""
-    is_streaming: bool = False
-    """whether the network has seen all frames up to the last one"""
+    scales: _Scales = field(default_factory=_Scales)
     has_scale: bool = False
     """whether a window with a scale has been answered"""
-    features_log_scale: float | None = None
-    """log(scale of the map of `features` / scale of the stream); None without a map, or if not related"""
-    network_log_scale: float | None = None
-    """the same of the network's stream"""
-    network_sigma: float | None = None
-    """standard deviation of that, until a window has told it"""
+    is_related: bool = False
+    """whether the scale of the map that `features` has is known"""
+    is_streaming: bool = False
+    """whether the network has seen all frames up to the last one that anybody could relate"""
+    last_seen: SeenFrame | None = None
+    """the last frame that the network has gone on from"""
+    unanswered_frames: int = 0
+    """frames in a row that nobody could relate to those before"""
+    has_network_answered: bool = False
+    """whether the last window was the network's"""
+    calm_frames: int = 0
+    """frames in a row in which the network was not needed"""
     depths: _Depths | None = None
     """of the last frame that `features` has answered"""
 
@@ -151,15 +218,18 @@ class CombinedPredictor(Predictor):
         measured = features.step(frame)
         answers = measured.status is WindowStatus.OK
         if not features.is_running:
-            state.features_log_scale = None
+            state.is_related = False
         elif answers and not state.has_scale:
-            state.features_log_scale = 0.0
+            state.is_related = True
         seen = self._network.look(self._with_camera(frame))
-        if answers and state.features_log_scale is not None:
-            prediction = self._by_features(measured)
+        is_strong = answers and state.is_related and not self._is_weak(measured)
+        state.calm_frames = state.calm_frames + 1 if is_strong else 0
+        if is_strong and (not state.is_streaming or state.calm_frames >= self._config.rest_after):
+            prediction = self._by_features(measured, None)
         else:
             prediction = self._with_network(seen, measured)
-        state.recent = [*state.recent, seen][-self._config.replayed_frames :]
+        if prediction.status is WindowStatus.OK or state.last_seen is seen:
+            state.recent = [*state.recent, seen][-self._config.replayed_frames :]
         return prediction
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
@@ -201,29 +271,59 @@ class CombinedPredictor(Predictor):
         fx, fy, cx, cy, width, height = (float(camera[name]) for name in _PINHOLE)
         return replace(frame, intrinsics=Pinhole(fx, fy, cx, cy, int(width), int(height)))
 
-    def _by_features(self, measured: WindowPrediction) -> WindowPrediction:
-        """The window of `features` in the stream's scale; the network is not needed any more."""
-        state = self._state
-        assert state.features_log_scale is not None
-        if state.is_streaming:
-            self._network.reset()
-        state.is_streaming, state.network_log_scale, state.network_sigma = False, None, None
-        state.has_scale, state.depths = True, _Depths.of(measured) or state.depths
+    def _is_weak(self, measured: WindowPrediction) -> bool:
+        """Whether `features` is not sure of its scale."""
+        sigma, limit = measured.log_scale_sigma, self._config.weak_scale_sigma
+        return self._has_few_points() or (sigma is not None and self._features.tells_scale and sigma > limit)
+
+    def _has_few_points(self) -> bool:
+        return self._features.num_trusted_points < self._config.few_points
+
+    def _by_features(self, measured: WindowPrediction, window: WindowPrediction | None) -> WindowPrediction:
+        """The window of `features` in the stream's scale, which that of the network helps to tell."""
+        state, sigma = self._state, measured.log_scale_sigma
+        if window is None:
+            self._rest()
+        elif sigma is not None:
+            sigma = self._filtered_scale(measured, window, sigma)
+        state.has_scale, state.has_network_answered = True, False
+        state.depths = _Depths.of(measured) or state.depths
         waited = {frame.frame for frame in state.waiting}
         state.waiting = []
-        if len(measured.member_points) and not waited.issuperset(p.frame for p in measured.member_points):
+        if not waited.issuperset(points.frame for points in measured.member_points):
             late = tuple(points for points in measured.member_points if points.frame in waited)
             measured = replace(measured, member_points=late)
-        return replace(_rescaled(measured, state.features_log_scale), measured_by=self._features.name)
+        measured = _rescaled(measured, float(state.scales.mean[_FEATURES]))
+        return replace(measured, log_scale_sigma=sigma, measured_by=self._features.name)
+
+    def _filtered_scale(self, measured: WindowPrediction, window: WindowPrediction, sigma: float) -> float:
+        """Compares the scales at a keyframe of `features`, which states a spread; what it is after that."""
+        scales = self._state.scales
+        told = self._config.scale_inflation * sigma if self._features.tells_scale else 0.0
+        if self._has_few_points():
+            told = max(told, self._config.few_points_sigma)
+        scales.walk(_FEATURES, told)
+        scales.measure(self._compare(_Depths.of(measured), _Depths.of(window)))
+        return max(sigma, min(told, math.sqrt(scales.covariance[_FEATURES, _FEATURES])))
+
+    def _rest(self) -> None:
+        """The network is not needed any more, and the scale of `features` is that of the stream."""
+        if self._state.is_streaming:
+            self._network.reset()
+        self._state.is_streaming, self._state.last_seen = False, None
+        self._state.scales.covariance = np.zeros((2, 2))
 
     def _with_network(self, seen: SeenFrame, measured: WindowPrediction) -> WindowPrediction:
-        """The answer while there is no map of `features` that the frame was found in, or a new one."""
+        """The answer while `features` has no map that the frame was found in, a new one, or a weak one."""
         state = self._state
         window = self._network_window(seen)
+        if window is None:
+            return self._without_network(measured)
+        state.unanswered_frames = 0
         if measured.status is WindowStatus.OK and self._features.is_running:
-            ratio = self._compare(_Depths.of(window), _Depths.of(measured))
-            state.features_log_scale = self._network_scale() + ratio.value
-            return replace(self._by_features(measured), log_scale_sigma=ratio.sigma)
+            by_features = self._by_features if state.is_related else self._by_new_map
+            answer = by_features(measured, window)
+            return self._by_network(window) if self._has_few_points() else answer
         if measured.status is WindowStatus.OK:
             return self._turned(measured, window)
         if not state.has_scale:
@@ -233,6 +333,33 @@ class CombinedPredictor(Predictor):
             state.waiting.pop()
         return self._by_network(window)
 
+    def _without_network(self, measured: WindowPrediction) -> WindowPrediction:
+        """The answer where the network has none that can be believed."""
+        state = self._state
+        if measured.status is WindowStatus.OK:
+            state.unanswered_frames = 0
+            if not self._features.is_running:
+                return replace(measured, measured_by=self._features.name)
+            if not state.is_related:  # of a world of its own
+                state.scales, state.is_related = _Scales(), True
+            return self._by_features(measured, None)
+        state.unanswered_frames += 1
+        if state.unanswered_frames >= self._config.patience:
+            self._rest()
+            state.scales, state.has_scale, state.unanswered_frames = _Scales(), False, 0
+            state.recent, state.waiting, state.depths = [], [], None
+        return measured
+
+    def _by_new_map(self, measured: WindowPrediction, window: WindowPrediction) -> WindowPrediction:
+        """The window that starts a map of `features` while the stream has a scale already."""
+        state = self._state
+        state.scales.mean[_FEATURES] = state.scales.mean[_NETWORK]
+        state.scales.forget(_FEATURES)
+        state.scales.measure(self._compare(_Depths.of(measured), _Depths.of(window)))
+        state.is_related, sigma = True, state.scales.ratio_sigma
+        answer = self._by_features(replace(measured, log_scale_sigma=None), window)
+        return replace(answer, log_scale_sigma=sigma)
+
     def _turned(self, measured: WindowPrediction, window: WindowPrediction) -> WindowPrediction:
         """A window of `features` that tells rotations only, and no translation in a scale of depth 1."""
         state, depths = self._state, _Depths.of(window)
@@ -240,47 +367,84 @@ class CombinedPredictor(Predictor):
             state.waiting = [frame for frame in state.waiting if frame.frame not in measured.members]
         elif depths is not None:
             log_depth = math.log(float(np.nanmedian(depths.depth)))
-            measured = _rescaled(measured, self._network_scale() + log_depth)
+            measured = _rescaled(measured, float(state.scales.mean[_NETWORK]) + log_depth)
         return replace(measured, measured_by=self._features.name)
 
-    def _network_window(self, seen: SeenFrame) -> WindowPrediction:
-        """The network's window, in its stream's scale; the stream begins with the last frames."""
+    def _network_window(self, seen: SeenFrame) -> WindowPrediction | None:
+        """The network's window, in its stream's scale; the stream begins with the last frames.
+
+        None if the frame does not look as the window says: the stream is as if it had not been there.
+        """
         state = self._state
         if not state.is_streaming:
             self._network.reset()
+            state.scales.forget(_NETWORK)
             for earlier in state.recent:
                 window = self._network.step_seen(replace(earlier, intrinsics=seen.intrinsics))
                 if state.depths is not None and earlier.index == state.depths.frame:
-                    ratio = self._compare(state.depths, _Depths.of(window))
-                    assert state.features_log_scale is not None
-                    state.network_log_scale = state.features_log_scale + ratio.value
-                    state.network_sigma = ratio.sigma
+                    state.scales.measure(self._compare(state.depths, _Depths.of(window)))
+                state.last_seen = earlier
             state.is_streaming = True
-        return self._network.step_seen(seen)
-
-    def _network_scale(self) -> float:
-        return self._state.network_log_scale or 0.0
+        state.scales.walk(_NETWORK, self._config.network_walk)
+        before = self._network.snapshot()
+        window = self._network.step_seen(seen)
+        earlier_seen, needed = state.last_seen, self._config.min_agreement
+        if earlier_seen is not None and _agreement(window, seen, earlier_seen) < needed:
+            self._network.restore(before)
+            return None
+        state.last_seen = seen
+        return window
 
     def _by_network(self, window: WindowPrediction) -> WindowPrediction:
         """The network's window in the stream's scale, with the frames that it now has to answer for."""
         state = self._state
+        if not state.has_scale:
+            state.scales = _Scales()
+        sigma = state.scales.ratio_sigma if state.has_scale and not state.has_network_answered else None
         window = replace(_with_waiting(window, state.waiting), descriptor=None)
-        window = _rescaled(window, self._network_scale())
-        window = replace(window, log_scale_sigma=state.network_sigma, measured_by=self._network.name)
-        state.network_sigma, state.waiting, state.has_scale = None, [], True
-        return window
+        window = _rescaled(window, float(state.scales.mean[_NETWORK]))
+        state.waiting, state.has_scale, state.has_network_answered = [], True, True
+        return replace(window, log_scale_sigma=sigma, measured_by=self._network.name)
 
     def _compare(self, one: _Depths | None, other: _Depths | None) -> Estimate:
-        """log(scale in which the other's depths are / that of the one's), from the surer half of both."""
-        config = self._config
+        """log(depths of the one / of the other), from the surer half of both; of no weight without any."""
         found = Estimate(0.0, math.nan)
         if one is not None and other is not None:
             depths, sure = zip(*(_on_grid(depths, other.depth.shape) for depths in (one, other)), strict=True)
             both = sure[0] & sure[1]
-            found = median_log_ratio(depths[0][both], depths[1][both], alike=config.cells_alike)
+            found = median_log_ratio(depths[0][both], depths[1][both], alike=self._config.cells_alike)
         if math.isnan(found.sigma):
-            return Estimate(0.0, config.unmeasured_scale_sigma)
-        return found._replace(sigma=math.hypot(found.sigma, config.min_scale_sigma))
+            return Estimate(0.0, math.sqrt(_UNKNOWN))
+        return found._replace(sigma=math.hypot(found.sigma, self._config.compared_sigma))
+
+
+def _agreement(window: WindowPrediction, seen: SeenFrame, before: SeenFrame) -> float:
+    """Correlation of a frame's details with those of the frame before, where the window says they are.
+
+    It is around 0 for frames that have nothing to do with each other, and 0 where too little overlaps.
+    """
+    newest, (height, width) = int(np.argmax(window.members)), seen.image.shape[:2]
+    assert window.points_in_anchor is not None
+    assert window.intrinsics is not None
+    camera = window.intrinsics.resized(width, height)
+    depth = cv2.resize(window.points_in_anchor[..., 2], (width, height), interpolation=cv2.INTER_LINEAR)
+    points = _edge(window, newest).apply(camera.unproject_map(depth))
+    ahead = points[..., 2] > _MIN_DEPTH
+    at = camera.project(np.where(ahead[..., None], points, [0, 0, 1])).astype(np.float32)
+    grey, earlier = (
+        np.asarray(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), np.float32)
+        for image in (seen.image, before.image)
+    )
+    moved = cv2.remap(earlier, at[..., 0], at[..., 1], cv2.INTER_LINEAR, borderValue=float("nan"))
+    overlaps = ahead & np.isfinite(moved)
+    if overlaps.mean() < _MIN_OVERLAP:
+        return 0.0
+    one, other = (
+        (image - cv2.blur(image, (_DETAIL_PX, _DETAIL_PX)))[overlaps]
+        for image in (grey, np.where(overlaps, moved, grey))
+    )
+    norm = math.sqrt(float(one @ one) * float(other @ other))
+    return float(one @ other) / norm if norm > 0 else 0.0
 
 
 def _on_grid(depths: _Depths, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
@@ -350,8 +514,8 @@ def _covariance(window: WindowPrediction) -> Array:
 
 
 def _with_waiting(window: WindowPrediction, waiting: Sequence[_Waiting]) -> WindowPrediction:
-    """The window with all frames that waited among its members: those that it does not name itself are related
-    to it one by one, each through the one after it."""
+    """The window with all frames that waited among its members: those that it does not name itself are
+    related to it one by one, each through the one after it."""
     if not waiting:
         return window
     rows = {frame: k for k, frame in enumerate(window.members.tolist())}

@@ -35,8 +35,9 @@ def load_predictor(
     """Builds the predictor of a name; `window` None is the predictor's own, `every` is VGGT's alone.
 
     "auto" is "features", helped by "tiny" where it has no answer; "tiny" the network that ships; "features"
-    classical geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
-    window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
+    classical geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run
+    window by window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for
+    tests.
     """
     run_on = {"device": device, "dtype": dtype, "compile": compile}
     predictor = _built(name, window, seed, every, run_on)
