@@ -89,11 +89,12 @@ def main(
         found = {name: {p: Outcome(**o) for p, o in outcomes.items()} for name, outcomes in kept.items()}
     for name, make in _sequences(seeds, frames, kitti, seven_scenes, hard):
         outcomes = found.setdefault(name, {})
-        for predictor in predictors:
-            if predictor not in outcomes:
-                outcomes[predictor] = _outcome(make(), predictor, refine)
-                told = {key: {p: asdict(o) for p, o in value.items()} for key, value in found.items()}
-                path.write_text(json.dumps(told, indent=1) + "\n")
+        missing = [predictor for predictor in predictors if predictor not in outcomes]
+        source = make() if missing else ""
+        for predictor in missing:
+            outcomes[predictor] = _outcome(source, predictor, refine)
+            told = {key: {p: asdict(o) for p, o in value.items()} for key, value in found.items()}
+            path.write_text(json.dumps(told, indent=1) + "\n")
         print(_line(name, outcomes), flush=True)
     _summarise([[outcomes[p] for p in predictors] for outcomes in found.values()])
 
@@ -103,8 +104,8 @@ def _sequences(
 ) -> Iterator[tuple[str, Frames]]:
     size = f"frames={frames}&width=320&height=240"
     for seed in seeds:
-        yield f"driving {seed}", lambda s=seed: f"world:{s}?kind=street&motion=driving&{size}"
-        yield f"handheld {seed}", lambda s=seed: f"world:{s}?motion=handheld&{size}"
+        yield f"driving {seed}", lambda s=seed: _read(f"world:{s}?kind=street&motion=driving&{size}")
+        yield f"handheld {seed}", lambda s=seed: _read(f"world:{s}?motion=handheld&{size}")
     for name in ("00", "06") if kitti is not None else ():
         yield f"KITTI {name}", lambda n=name: f"kitti:{kitti / 'sequences' / n}"
     real = None if seven_scenes is None else f"7scenes:{seven_scenes}"

@@ -1,10 +1,11 @@
 """Two predictors on one stream: classical geometry answers, and where it is weak, the network helps.
 
-`features` takes every frame. While it has no map that the frame was found in, or one that rests on few points,
-the network streams along and answers; while `features` is only not sure of its scale, the network tells that.
-Where neither is needed the network rests. When it is called, it first goes through the last frames again,
-which are remembered as small as it sees them: so it never costs more than a stream of its own. It has an
-answer to any two images, so its windows are compared with the images before they are believed.
+`features` takes every frame. While it has no map that the frame was found in, the network streams along and
+answers; while it has one of few points, whoever states the smaller spread does; and while it is only not sure
+of its scale, the network tells that. Where neither is needed the network rests. When it is called, it first
+goes through the last frames again, which are remembered as small as it sees them: so it never costs more than
+a stream of its own. It has an answer to any two images, so its windows are compared with the images before
+they are believed.
 
 All windows come in one scale, that of the first. How the scales of both predictors lie to it is a state of
 two numbers, which a Kalman filter keeps: that of `features` wanders by what its keyframes state, that of the
@@ -60,7 +61,8 @@ class CombinedConfig:
     few_points: int = 60
     """With fewer followed points than this whose depth is trusted, the network is asked, too."""
     few_points_sigma: float = 0.1
-    """Least spread of the scale of a keyframe of `features` with so few points: new depths rest on theirs."""
+    """Least spread of the scale of a keyframe of `features` with so few points and a pose less sure than that
+    of the network: new depths rest on theirs."""
     scale_inflation: float = 3.0
     """Spread of the scale of `features` over what it states: tracks err as a whole."""
     network_walk: float = 0.03
@@ -68,9 +70,13 @@ class CombinedConfig:
     compared_sigma: float = 0.1
     """Standard deviation of the logarithm of the ratio of both scales as depths of one frame tell it, however
     much they agree: the depths of a network err as a whole."""
-    min_agreement: float = 0.3
+    min_agreement: float = 0.5
     """Correlation of a frame's details with those of the frame before, moved to it by the network's window,
     below which the network is not believed: it has an answer to any two images."""
+    typical_mismatch: float = 0.08
+    """What is left over what is explained of those details, 1 / correlation² - 1, up to which the network
+    errs as it states; above it errs by as much more. At five, ten and twenty times it, under the blur of fast
+    motion, rotations were off by some 0.5°, 1° and 2° instead of 0.1°."""
     patience: int = 30
     """Frames in a row without any answer after which a new component begins."""
     cells_alike: float = 16.0
@@ -170,6 +176,8 @@ class _State:
     """whether the network has seen all frames up to the last one that anybody could relate"""
     last_seen: SeenFrame | None = None
     """the last frame that the network has gone on from"""
+    network_excess: float = 1.0
+    """by how much the network's last window errs more than it states"""
     unanswered_frames: int = 0
     """frames in a row that nobody could relate to those before"""
     has_network_answered: bool = False
@@ -279,6 +287,10 @@ class CombinedPredictor(Predictor):
     def _has_few_points(self) -> bool:
         return self._features.num_trusted_points < self._config.few_points
 
+    def _is_surer(self, window: WindowPrediction, measured: WindowPrediction) -> bool:
+        """Whether the network knows its newest edge better than `features`, which has few points, its own."""
+        return self._has_few_points() and _spread(window) < _spread(measured)
+
     def _by_features(self, measured: WindowPrediction, window: WindowPrediction | None) -> WindowPrediction:
         """The window of `features` in the stream's scale, which that of the network helps to tell."""
         state, sigma = self._state, measured.log_scale_sigma
@@ -300,7 +312,7 @@ class CombinedPredictor(Predictor):
         """Compares the scales at a keyframe of `features`, which states a spread; what it is after that."""
         scales = self._state.scales
         told = self._config.scale_inflation * sigma if self._features.tells_scale else 0.0
-        if self._has_few_points():
+        if self._is_surer(window, measured):
             told = max(told, self._config.few_points_sigma)
         scales.walk(_FEATURES, told)
         scales.measure(self._compare(_Depths.of(measured), _Depths.of(window)))
@@ -323,11 +335,11 @@ class CombinedPredictor(Predictor):
         if measured.status is WindowStatus.OK and self._features.is_running:
             by_features = self._by_features if state.is_related else self._by_new_map
             answer = by_features(measured, window)
-            return self._by_network(window) if self._has_few_points() else answer
+            return self._by_network(window) if self._is_surer(window, measured) else answer
         if measured.status is WindowStatus.OK:
             return self._turned(measured, window)
         if not state.has_scale:
-            state.waiting.append(_as_waiting(window, seen))
+            state.waiting.append(_as_waiting(window, seen, state.network_excess))
             if np.isin([frame.frame for frame in state.waiting], self._features.waiting_frames).all():
                 return measured
             state.waiting.pop()
@@ -388,11 +400,12 @@ class CombinedPredictor(Predictor):
         state.scales.walk(_NETWORK, self._config.network_walk)
         before = self._network.snapshot()
         window = self._network.step_seen(seen)
-        earlier_seen, needed = state.last_seen, self._config.min_agreement
-        if earlier_seen is not None and _agreement(window, seen, earlier_seen) < needed:
+        agreement = 1.0 if state.last_seen is None else _agreement(window, seen, state.last_seen)
+        if agreement < self._config.min_agreement:
             self._network.restore(before)
             return None
         state.last_seen = seen
+        state.network_excess = max(1.0, (1 / agreement**2 - 1) / self._config.typical_mismatch)
         return window
 
     def _by_network(self, window: WindowPrediction) -> WindowPrediction:
@@ -401,7 +414,8 @@ class CombinedPredictor(Predictor):
         if not state.has_scale:
             state.scales = _Scales()
         sigma = state.scales.ratio_sigma if state.has_scale and not state.has_network_answered else None
-        window = replace(_with_waiting(window, state.waiting), descriptor=None)
+        spread = _covariance(window) * state.network_excess**2
+        window = _with_waiting(replace(window, covariance=spread, descriptor=None), state.waiting)
         window = _rescaled(window, float(state.scales.mean[_NETWORK]))
         state.waiting, state.has_scale, state.has_network_answered = [], True, True
         return replace(window, log_scale_sigma=sigma, measured_by=self._network.name)
@@ -416,6 +430,16 @@ class CombinedPredictor(Predictor):
         if math.isnan(found.sigma):
             return Estimate(0.0, math.sqrt(_UNKNOWN))
         return found._replace(sigma=math.hypot(found.sigma, self._config.compared_sigma))
+
+
+def _spread(window: WindowPrediction) -> float:
+    """By how much, in radians, the image may be off that the newest member would see by its edge."""
+    depths = _Depths.of(window)
+    if depths is None or window.covariance is None or not np.isfinite(depths.depth).any():
+        return math.inf
+    variance = np.diag(window.covariance[int(np.argmax(window.members))])
+    depth = float(np.nanmedian(depths.depth))
+    return math.sqrt(float(variance[:3].sum() + variance[3:].sum() / depth**2))
 
 
 def _agreement(window: WindowPrediction, seen: SeenFrame, before: SeenFrame) -> float:
@@ -480,8 +504,9 @@ def _rescaled(window: WindowPrediction, log_scale: float) -> WindowPrediction:
     )
 
 
-def _as_waiting(window: WindowPrediction, seen: SeenFrame) -> _Waiting:
-    """What is remembered of the network's window of a frame that waits."""
+def _as_waiting(window: WindowPrediction, seen: SeenFrame, excess: float) -> _Waiting:
+    """What is remembered of the network's window of a frame that waits; it errs more than it states by that
+    factor."""
     assert window.points_in_anchor is not None
     assert window.points_confidence is not None
     assert window.intrinsics is not None
@@ -490,7 +515,7 @@ def _as_waiting(window: WindowPrediction, seen: SeenFrame) -> _Waiting:
         newest = int(np.argmax(window.members))
         rotation = window.member_from_anchor_rotation[newest]
         translation = window.member_from_anchor_translation[newest]
-        covariance = _covariance(window)[newest]
+        covariance = _covariance(window)[newest] * excess**2
     height, width = window.points_confidence.shape
     colours = cv2.resize(seen.image, (width, height), interpolation=cv2.INTER_AREA)
     return _Waiting(
@@ -510,7 +535,8 @@ def _covariance(window: WindowPrediction) -> Array:
     if window.covariance is not None:
         return window.covariance
     lengths = np.linalg.norm(window.member_from_anchor_translation, axis=1)
-    return np.stack([np.diag(np.repeat([1e-4, 0.01 * max(length, 1e-6) ** 2], 3)) for length in lengths])
+    spread = [np.diag(np.repeat([1e-4, 0.01 * max(length, 1e-6) ** 2], 3)) for length in lengths]
+    return np.array(spread).reshape(-1, 6, 6)
 
 
 def _with_waiting(window: WindowPrediction, waiting: Sequence[_Waiting]) -> WindowPrediction:
