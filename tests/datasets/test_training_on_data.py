@@ -49,6 +49,23 @@ def test_the_mixture_is_the_papers() -> None:
         assert entry.sampling.reverse_probability == 0
 
 
+def test_sampling_numbers_are_the_published_ones() -> None:
+    """Largest interval, chances of video order and of a fixed interval, block, as CUT3R's code has them."""
+    published = {
+        "waymo": (8, 0.9, 0.9, 16),
+        "vkitti2": (5, 1.0, 0.9, None),
+        "tartanair": (20, 0.8, 0.8, 16),
+        "scannet": (30, 0.6, 0.6, 16),
+        "dl3dv": (20, 0.5, 0.5, 25),
+    }
+    for entry in PAPER_MIXTURE:
+        if entry.name in published:
+            s = entry.sampling
+            interval, video, fixed, block = published[entry.name]
+            assert (s.max_interval, s.video_probability, s.fixed_probability) == (interval, video, fixed)
+            assert block in (s.block, None)
+
+
 def test_the_stream_of_clips_is_the_same_with_workers_and_goes_on_where_it_stopped(
     config: DataConfig,
 ) -> None:

@@ -16,7 +16,8 @@ from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import umeyama
 from anchor3r.loops.reinsertion import Reinsertion
-from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
+from anchor3r.pipeline.loop_closing import LoopCloser
+from anchor3r.pipeline.loop_jobs import LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, Update
 from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings
@@ -24,6 +25,7 @@ from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.sources import Frame
 from anchor3r.store import MapWriter, StoreConfig, load_map
+from anchor3r.store.localising import places_identity
 from looping_source import ROUND, LoopingSource
 
 NUM_FRAMES = 2 * ROUND + 60
@@ -67,6 +69,7 @@ def stream(
     with make(out, config=StoreConfig(snapshot_frames=23)) as store:
         config = LoopClosingConfig()
         search, _ = store.begin_search({"online": asdict(config)})
+        store.begin_places(places_identity())
         closer = LoopCloser(out, lambda: GroundTruthPredictor(NOISE), search, config)
         mapper = Mapper(predictor, store, closer=closer)
         try:

@@ -45,6 +45,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "map", "source", "out", "poses", "images", "found", "refusals", "median_inliers", "components",
         "described",
     ),
+    "merge": (
+        "map", "parts", "frames", "with_pose", "components", "common_places", "accepted", "not_joined",
+        "poses", "solver",
+    ),
     "view": ("map", "url", "page", "points", "bytes"),
     "export": ("map", "out", "format", "what", "poses", "notes"),
     "render": ("map", "out", "what"),

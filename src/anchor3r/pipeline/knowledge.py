@@ -20,6 +20,7 @@ from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.files import replacing
 from anchor3r.io.positions import PositionFixes, read_positions
 from anchor3r.io.tables import read_numbered_table
+from anchor3r.pipeline.ground_heights import GroundHeights
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
 from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
 from anchor3r.trajectory import Trajectory
@@ -33,6 +34,8 @@ _MAX_INTERVAL_S = 2.0
 """Frames farther apart do not tell where the camera was in between."""
 _LEAST_POSITIONS = 4
 """Three fix a similarity; with a fourth one can see that one is wrong."""
+_HIGHEST_M = 100.0
+"""Of a camera that sees the ground it moves along."""
 _LEAST_WAY = 3.0
 """How many standard deviations of a position the track has to be long."""
 
@@ -58,6 +61,9 @@ class PriorSettings:
     """Text file of times and speeds (s, m/s), as a vehicle tells them."""
     speed_sigma: float = 0.03
     """Standard deviation of speeds, as a part of them."""
+    camera_height: float | None = None
+    """Metres between the camera and the ground that its vehicle drives on. The ground is looked for in the
+    images along the whole drive, which bounds the drift of scale without any loop."""
 
     def __post_init__(self) -> None:
         for name in ("distance_sigma", "speed_sigma"):
@@ -65,6 +71,10 @@ class PriorSettings:
                 raise Anchor3RError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
         if self.gnss_sigma is not None and not self.gnss_sigma > 0:
             raise Anchor3RError(f"--gnss-sigma must be positive, not {self.gnss_sigma}")
+        if self.camera_height is not None and not 0 < self.camera_height < _HIGHEST_M:
+            raise Anchor3RError(
+                f"--camera-height has to be metres between 0 and {_HIGHEST_M:g}, not {self.camera_height}"
+            )
         if not np.isfinite(self.antenna).all():
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
         if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
@@ -76,7 +86,8 @@ class PriorSettings:
                 )
 
     def __bool__(self) -> bool:
-        return self.gnss is not None or bool(self.distance) or self.speed is not None
+        given = (self.gnss, self.speed, self.camera_height)
+        return bool(self.distance) or any(value is not None for value in given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +154,16 @@ class MapKnowledge:
         return rows
 
 
-def gather(settings: PriorSettings, trajectory: Trajectory, frames: NDArray[np.int64]) -> MapKnowledge | None:
-    """The priors on those frames of a trajectory that the graph has (ascending); None if there are none."""
+def gather(
+    settings: PriorSettings,
+    trajectory: Trajectory,
+    frames: NDArray[np.int64],
+    heights: GroundHeights | None = None,
+) -> MapKnowledge | None:
+    """The priors on those frames of a trajectory that the graph has (ascending); None if there are none.
+
+    heights: of the camera, as windows show it, if the settings know it.
+    """
     if not settings:
         return None
     known = trajectory.select(np.isin(trajectory.frames, frames))
@@ -161,6 +180,9 @@ def gather(settings: PriorSettings, trajectory: Trajectory, frames: NDArray[np.i
     for kind, names in _scale_kinds(settings, known):
         kinds.append(kind)
         entries.append(names)
+    if settings.camera_height is not None and heights is not None:
+        kinds.append(_scales(settings.camera_height, heights))
+        entries.append([f"height in frame {frame}" for frame in heights.frames])
     return MapKnowledge(
         known=Knowledge(kinds=tuple(kinds), clock=clock), entries=entries, datum=datum, left_out=left_out
     )
@@ -347,9 +369,13 @@ def _local(fixes: PositionFixes, inside: NDArray[np.bool_]) -> tuple[Datum | Non
     return datum, datum.to_local(fixes.position)
 
 
-def scale_priors(frames: NDArray[np.int64], log_scale: Float, sigma: Float) -> Scales:
-    """Scales of windows (k,), as a known length in each tells them."""
-    return Scales(rows=frames[:, None], log_scale=log_scale, information=sigma[:, None, None] ** -2.0)
+def _scales(camera_height: float, heights: GroundHeights) -> Scales:
+    """Of the windows in which the camera's height was measured."""
+    return Scales(
+        rows=heights.frames[:, None],
+        log_scale=np.log(camera_height) - heights.log_height,
+        information=heights.sigma[:, None, None] ** -2.0,
+    )
 
 
 def write_priors_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -85,6 +85,21 @@ class PlaceIndex:
             self._fresh = []
         return len(self) - 1
 
+    def thinned(self) -> PlaceIndex:
+        """An index of every second keyframe, from the first one on."""
+        out = PlaceIndex(self._num_words, self._config)
+        parts = [*self._segments, *([self._sorted(self._fresh)] if self._fresh else [])]
+        for number, part in enumerate(parts):
+            size = min(self._config.segment, len(self) - number * self._config.segment)
+            word = np.repeat(np.arange(self._num_words, dtype=np.int32), np.diff(part.start))
+            # By word within a keyframe, no longer by strength: all of them are indexed anyway.
+            order = np.argsort(part.keyframe, kind="stable")
+            start = np.searchsorted(part.keyframe[order], np.arange(size + 1))
+            for k in range((number * self._config.segment) % 2, size, 2):
+                mine = order[start[k] : start[k + 1]]
+                out.add(word[mine], part.signature[mine])
+        return out
+
     def scores(self, word: NDArray[np.int32], signature: NDArray[np.uint64]) -> NDArray[np.float32]:
         """(k,) how much each keyframe has in common with an image's features (n,), the strongest first."""
         config = self._config

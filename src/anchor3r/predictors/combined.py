@@ -414,8 +414,8 @@ class CombinedPredictor(Predictor):
         if not state.has_scale:
             state.scales = _Scales()
         sigma = state.scales.ratio_sigma if state.has_scale and not state.has_network_answered else None
-        spread = _covariance(window) * state.network_excess**2
-        window = _with_waiting(replace(window, covariance=spread, descriptor=None), state.waiting)
+        window = _with_waiting(_inflated(window, state.network_excess), state.waiting)
+        window = replace(window, descriptor=None)
         window = _rescaled(window, float(state.scales.mean[_NETWORK]))
         state.waiting, state.has_scale, state.has_network_answered = [], True, True
         return replace(window, log_scale_sigma=sigma, measured_by=self._network.name)
@@ -488,19 +488,28 @@ def _rescaled(window: WindowPrediction, log_scale: float) -> WindowPrediction:
     """The window with all lengths multiplied by exp(log_scale)."""
     if log_scale == 0.0:
         return window
-    factor, points, covariance = math.exp(log_scale), window.points_in_anchor, window.covariance
-    if covariance is not None:
-        stretch = np.repeat([1.0, factor], 3)
-        covariance = covariance * np.outer(stretch, stretch)
+    factor, points = math.exp(log_scale), window.points_in_anchor
+    stretch = np.outer(*2 * [np.repeat([1.0, factor], 3)])
     return replace(
         window,
         member_from_anchor_translation=window.member_from_anchor_translation * factor,
-        covariance=covariance,
+        covariance=None if window.covariance is None else window.covariance * stretch,
+        covariance_alone=None if window.covariance_alone is None else window.covariance_alone * stretch,
         points_in_anchor=None if points is None else points * np.float32(factor),
         member_points=tuple(
             replace(late, points_in_member=late.points_in_member * np.float32(factor))
             for late in window.member_points
         ),
+    )
+
+
+def _inflated(window: WindowPrediction, excess: float) -> WindowPrediction:
+    """The window with standard deviations multiplied by `excess`."""
+    alone = window.covariance_alone
+    return replace(
+        window,
+        covariance=_covariance(window) * excess**2,
+        covariance_alone=None if alone is None else alone * excess**2,
     )
 
 
@@ -562,6 +571,7 @@ def _with_waiting(window: WindowPrediction, waiting: Sequence[_Waiting]) -> Wind
         member_from_anchor_translation=np.stack([poses[frame].translation for frame in members.tolist()]),
         confidence=np.ones(len(members)),
         covariance=np.stack([covariance[frame] for frame in members.tolist()]),
+        covariance_alone=None,
         member_points=tuple(
             MemberPoints(
                 frame=frame.frame, points_in_member=frame.points, confidence=frame.confidence,
