@@ -115,9 +115,7 @@ def refine_map(
             loops = [] if number is None else _with_choices(scene_map, number, choices)
             heights = None
             if settings.priors.camera_height is not None:
-                heights = ground_heights(
-                    scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image
-                )
+                heights = ground_heights(scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image)
             solution, known = _solution(scene_map, number, loops, settings, heights)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
