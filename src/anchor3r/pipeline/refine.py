@@ -25,7 +25,8 @@ from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
-from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
+from anchor3r.pipeline.distances import point_reader
+from anchor3r.pipeline.ground_heights import ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
@@ -113,12 +114,7 @@ def refine_map(
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            heights = None
-            if settings.priors.camera_height is not None:
-                heights = ground_heights(
-                    scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image
-                )
-            solution, known = _solution(scene_map, number, loops, settings, heights)
+            solution, known = _solution(scene_map, number, loops, settings, read_frame)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
@@ -406,13 +402,17 @@ def _solution(
     search: int | None,
     loops: list[Loop],
     settings: RefineSettings,
-    heights: GroundHeights | None,
+    read_frame: FrameReader,
 ) -> tuple[Solution, MapKnowledge | None]:
+    heights = None
+    if settings.priors.camera_height is not None:
+        windows, _ = scene_map.search_graph(None)
+        heights = ground_heights(scene_map, windows, lambda k: read_frame(k).image)
     graph, event_of_group = scene_map.search_graph(search)
     is_merged, scale = bool(scene_map.parts()), settings.scale
     if is_merged and scale is None:
         scale = "free"  # every map has its own
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights)
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights, point_reader(scene_map))
     return solve(
         graph,
         scene_map.trajectory(),
