@@ -55,7 +55,7 @@ def score_map(
     variants, scored = score_poses(scene_map, protocol.alignment, out, title)
     for name, found in scored.items():
         variants[name] |= geometry_metrics(
-            scene_map, name, source, found.frames, found.errors.true_from_estimated, protocol.cloud
+            scene_map, name, source, found.frames, found.errors, protocol.cloud
         )
     return SequenceResult(
         num_frames=scene_map.num_frames,

@@ -7,6 +7,7 @@ For every frame the predictor measures its window; members whose pose is known v
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,7 @@ class Mapper:
 
     def step(self, frame: Frame) -> Update:
         """Takes the next frame of the stream."""
+        started = time.perf_counter()
         prediction = _finite(self.predictor.step(frame))
         update = self._locate(prediction)
         closing = None if self._closer is None else self._closer.due()
@@ -136,6 +138,8 @@ class Mapper:
                 self._closer.start()
             if self.store.snapshot_due:
                 self.store.save_snapshot(self.snapshot())
+        if self._closer is not None:
+            self._closer.pace(time.perf_counter() - started)
         return self._corrected(update, None if closing is None else closing.correction)
 
     def _corrected(self, update: Update, correction: OnlineCorrection | None) -> Update:
@@ -163,12 +167,16 @@ class Mapper:
     def snapshot(self) -> Arrays:
         """The whole streaming state as arrays, so that `restore` goes on bit for bit from here."""
         state = prefixed("mapper", to_arrays(self._state))
+        if self._closer is not None:
+            state |= prefixed("closer", self._closer.snapshot())
         return state | prefixed("predictor", self.predictor.snapshot())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `snapshot` gave."""
         self._state = from_arrays(_State, part(state, "mapper"))
         self.predictor.restore(part(state, "predictor"))
+        if self._closer is not None:
+            self._closer.restore(part(state, "closer"))
 
     def _resume(self, source: Source) -> int:
         """Puts back the last state in the store and returns the first frame to take.
