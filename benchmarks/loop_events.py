@@ -43,7 +43,7 @@ def measure(folder: Path, radius: float, most: int) -> None:
         if (camera := scene_map.meta.get("camera")) is not None:
             predictor.hold_camera(camera)
         loops = scene_map.loops()[:most]
-        pairs = [(loop.query, loop.match, loop.figures["similarity"]) for loop in loops]
+        pairs = [(loop.query, loop.match, loop.figures.get("similarity", 0.0)) for loop in loops]
         if not pairs:
             print(f"{folder}: no loop events; refine it first")
             return
