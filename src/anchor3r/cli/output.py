@@ -45,6 +45,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
         "map", "source", "out", "poses", "images", "found", "refusals", "median_inliers", "components",
         "described",
     ),
+    "merge": (
+        "map", "parts", "frames", "with_pose", "components", "common_places", "accepted", "not_joined",
+        "poses", "solver",
+    ),
     "view": ("map", "url", "page", "points", "bytes"),
     "export": ("map", "out", "format", "what", "poses", "notes"),
     "render": ("map", "out", "what"),
@@ -101,6 +105,8 @@ def print_json(name: str, result: Mapping[str, Any]) -> None:
     global _printed
     if _program_output is not None:
         _printed = True
+        missing = set(SCHEMAS[name]) - set(result)
+        assert not missing, f"an object {name} without {missing}"
         text = json.dumps({"schema": f"anchor3r/{name}/1", **_plain(dict(result))}, allow_nan=False)
         print(text, file=_program_output, flush=True)
 

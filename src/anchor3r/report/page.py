@@ -203,7 +203,7 @@ def _time_charts(found: _Findings) -> Iterable[str]:
         variance = np.trace(online.covariance[:, 3:, 3:], axis1=1, axis2=2)
         sigma = np.sqrt(variance) * (found.scenes[0].metres_per_unit or 1.0)
         unit = "m" if found.scenes[0].metres_per_unit else "units"
-        label = f"spread of an online position ({unit})"
+        label = f"spread of an online position from the frame before ({unit})"
         yield line_chart(label, *_thinned(online.frames, sigma), x_label="frame")
     if trajectory.log_scale is not None and np.ptp(trajectory.log_scale) > 0:
         label = "scale of the window / scale of the map"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +116,7 @@ def _scene(
     if not len(points):
         hidden = f"none of its {num_hidden:,} points has a confidence of {min_confidence:g}"
         remarks.append(hidden if num_hidden else "the map has no points here")
-    paths = {name: [poses.center]}
+    paths = {name: _pieces(scene_map, poses)}
     for other in scene_map.trajectory_names():
         if other != name:
             found = scene_map.trajectory(other)
@@ -127,7 +127,8 @@ def _scene(
     world_from_truth = None if truth is None else estimated_from_true_world(poses, truth)
     if truth is not None and world_from_truth is not None:
         within = truth.select((truth.frames >= poses.frames[0]) & (truth.frames <= poses.frames[-1]))
-        paths[TRUTH] = [np.asarray(world_from_truth.apply(within.center), np.float64)]
+        placed = replace(within, center=np.asarray(world_from_truth.apply(within.center), np.float64))
+        paths[TRUTH] = _pieces(scene_map, placed)
     is_metric = scene_map.units(name) == "m"
     fitted = None if world_from_truth is None else float(1 / world_from_truth.scale)
     some = poses.select(np.unique(np.linspace(0, len(poses) - 1, NUM_CAMERAS).astype(int)))
@@ -154,11 +155,11 @@ def _pieces_in_world_of(
     """
     worlds = [(scene_map.units(n), scene_map.datum(n)) for n in (name, other)]
     if worlds[0] == worlds[1]:
-        return _pieces(found)
+        return _pieces(scene_map, found)
     fitted = estimated_from_true_world(poses, found)
     if fitted is None:
         return None
-    return [np.asarray(fitted.apply(piece), np.float64) for piece in _pieces(found)]
+    return [np.asarray(fitted.apply(piece), np.float64) for piece in _pieces(scene_map, found)]
 
 
 def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
@@ -221,10 +222,11 @@ def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:
     return normals
 
 
-def _pieces(trajectory: Trajectory) -> list[NDArray[np.float64]]:
-    """Centres of each component."""
-    assert trajectory.component is not None
-    return [trajectory.center[trajectory.component == c] for c in np.unique(trajectory.component)]
+def _pieces(scene_map: Map, trajectory: Trajectory) -> list[NDArray[np.float64]]:
+    """Centres of each component, in a merged map of each part by itself."""
+    component = np.zeros(len(trajectory), np.int64) if trajectory.component is None else trajectory.component
+    label = np.stack([component, scene_map.part_of(trajectory.frames)], 1)
+    return [trajectory.center[(label == piece).all(1)] for piece in np.unique(label, axis=0)]
 
 
 class View(StrEnum):

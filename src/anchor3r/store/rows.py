@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.inputs import parse_json
 from anchor3r.limits import LIMITS
+from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import WindowPrediction, WindowStatus
@@ -185,6 +186,8 @@ class LoopClosing:
     """Earlier events whose verdict has changed; told by query and match."""
     correction: OnlineCorrection | None = None
     """Of the online poses, if it has changed."""
+    places: Sequence[PlaceKeyframe] = ()
+    """Features of new keyframes, for the map to keep."""
 
 
 @dataclass(frozen=True)

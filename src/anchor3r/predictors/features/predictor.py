@@ -50,6 +50,7 @@ class FeaturesPredictor(Predictor):
     """Measures windows of a video from one camera, whose calibration it refines on the way."""
 
     calibrates = True
+    relates_concurrently = True
 
     def __init__(self, config: FeaturesConfig | None = None) -> None:
         self.config = config or FeaturesConfig()

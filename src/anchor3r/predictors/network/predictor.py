@@ -250,6 +250,7 @@ class NetworkPredictor(Predictor):
             member_from_anchor_translation=window.translation[order],
             confidence=np.ones(len(members)),
             covariance=None if window.covariance is None else window.covariance[order],
+            covariance_alone=None if window.covariance_alone is None else window.covariance_alone[order],
             points_in_anchor=window.points,
             points_confidence=_points_confidence(window, is_estimated=stream.estimator is not None),
             intrinsics=frame.intrinsics or camera.resized(stream.frame_size[1], stream.frame_size[0]),
