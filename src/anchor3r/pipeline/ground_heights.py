@@ -42,7 +42,8 @@ GreyReader = Callable[[int], Grey]
 """`blurred_grey` of a frame as an ideal camera sees it."""
 
 _EVERY = 5
-"""Anchors from one that is measured to the next: neighbours have their errors in common."""
+"""Anchors from one that is measured to the next, as neighbours have their errors in common; fewer in short
+drives."""
 _SAMPLES = 25
 """Windows that find the ground of a component together,"""
 _LEAST_SAMPLES = 8
@@ -245,7 +246,8 @@ def _windows_by_component(graph: MotionGraph, trajectory: Trajectory) -> list[li
     log_scale = trajectory.log_scale if trajectory.log_scale is not None else np.zeros(count)
     by_component: list[list[GroundWindow]] = []
     for label in np.unique(component[row]):
-        chosen = np.flatnonzero(component[row] == label)[::_EVERY]
+        own = np.flatnonzero(component[row] == label)
+        chosen = own[:: max(1, min(_EVERY, len(own) // _SAMPLES))]
         by_component.append(
             [
                 GroundWindow(
