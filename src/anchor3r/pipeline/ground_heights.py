@@ -230,8 +230,10 @@ def spread_of_heights(log_height: Float) -> float:
     variance = float(np.median(half[_LAGS // 2 :]))
     if variance <= 0:
         return max(mad_sigma(log_height, float(np.median(log_height))), 1e-4)
-    alike = 1 + 2 * float(np.maximum(0.0, 1 - half / variance).sum())
-    return float(np.sqrt(variance * alike))
+    correlation = 1 - half / variance
+    ends = np.flatnonzero(correlation <= 0)  # what comes after that is noise of the estimate
+    alike = correlation[: ends[0] if len(ends) else _LAGS].sum()
+    return float(np.sqrt(variance * (1 + 2 * alike)))
 
 
 def _windows_by_component(graph: MotionGraph, trajectory: Trajectory) -> list[list[GroundWindow]]:

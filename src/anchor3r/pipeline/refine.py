@@ -112,12 +112,12 @@ def refine_map(
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
+        heights = None
+        if settings.priors.camera_height is not None:
+            with clock.stage("ground"):
+                heights = _heights(scene_map, read_frame)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            heights = None
-            if settings.priors.camera_height is not None:
-                windows, _ = scene_map.search_graph(None)
-                heights = ground_heights(scene_map, windows, lambda frame: read_frame(frame).image)
             solution, known = _solution(scene_map, number, loops, settings, heights)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
@@ -425,6 +425,12 @@ def _solution(
         known=None if known is None else known.known,
         join_supporters=_JOIN_SUPPORTERS if is_merged else 0,
     ), known
+
+
+def _heights(scene_map: Map, read_frame: FrameReader) -> GroundHeights:
+    """Of the camera above the ground, by the windows of the map."""
+    windows, _ = scene_map.search_graph(None)
+    return ground_heights(scene_map, windows, lambda frame: read_frame(frame).image)
 
 
 def _is_left_out(loop: Loop, method: Method) -> bool:
