@@ -112,10 +112,7 @@ def refine_map(
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
-        heights = None
-        if settings.priors.camera_height is not None:
-            with clock.stage("ground"):
-                heights = _heights(scene_map, read_frame)
+        heights = _heights(scene_map, settings, read_frame, clock)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
             solution, known = _solution(scene_map, number, loops, settings, heights)
@@ -427,10 +424,15 @@ def _solution(
     ), known
 
 
-def _heights(scene_map: Map, read_frame: FrameReader) -> GroundHeights:
-    """Of the camera above the ground, by the windows of the map."""
+def _heights(
+    scene_map: Map, settings: RefineSettings, read_frame: FrameReader, clock: _Clock
+) -> GroundHeights | None:
+    """Of the camera above the ground, by the windows of the map; None if nobody knows what it should be."""
+    if settings.priors.camera_height is None:
+        return None
     windows, _ = scene_map.search_graph(None)
-    return ground_heights(scene_map, windows, lambda frame: read_frame(frame).image)
+    with clock.stage("ground"):
+        return ground_heights(scene_map, windows, lambda frame: read_frame(frame).image)
 
 
 def _is_left_out(loop: Loop, method: Method) -> bool:
