@@ -45,7 +45,7 @@ def known_places(
     progress: Progress,
 ) -> Iterator[tuple[Loop, list[Edges]]]:
     """For every keyframe the events with up to `top_k` places that it recognises; features must be kept."""
-    is_free = bool(np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
+    is_free = bool(scene_map.parts() or np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
     online = scene_map.trajectory()
     keyframes = Keyframes(

@@ -264,12 +264,14 @@ class MappingRun:
         seconds = self._ended - self._started
         with load_map(self.store.folder) as scene_map:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
+            answers = scene_map.answers()
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
             "predictor": meta["identity"]["predictor"],
             "ground_truth_predictor": meta["ground_truth_predictor"],
             **asdict(counts),
+            "answers": answers,
             "without_pose": [asdict(gap) for gap in gaps],
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
             "camera": meta.get("camera"),

@@ -26,7 +26,7 @@ from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConf
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
 from anchor3r.pipeline.distances import point_reader
-from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
+from anchor3r.pipeline.ground_heights import ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
@@ -112,10 +112,9 @@ def refine_map(
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
-        heights = _heights(scene_map, settings, read_frame, clock)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            solution, known = _solution(scene_map, number, loops, settings, heights)
+            solution, known = _solution(scene_map, number, loops, settings, read_frame)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
@@ -403,8 +402,12 @@ def _solution(
     search: int | None,
     loops: list[Loop],
     settings: RefineSettings,
-    heights: GroundHeights | None,
+    read_frame: FrameReader,
 ) -> tuple[Solution, MapKnowledge | None]:
+    heights = None
+    if settings.priors.camera_height is not None:
+        windows, _ = scene_map.search_graph(None)
+        heights = ground_heights(scene_map, windows, lambda k: read_frame(k).image)
     graph, event_of_group = scene_map.search_graph(search)
     is_merged, scale = bool(scene_map.parts()), settings.scale
     if is_merged and scale is None:
@@ -422,17 +425,6 @@ def _solution(
         known=None if known is None else known.known,
         join_supporters=_JOIN_SUPPORTERS if is_merged else 0,
     ), known
-
-
-def _heights(
-    scene_map: Map, settings: RefineSettings, read_frame: FrameReader, clock: _Clock
-) -> GroundHeights | None:
-    """Of the camera above the ground, by the windows of the map; None if nobody knows what it should be."""
-    if settings.priors.camera_height is None:
-        return None
-    windows, _ = scene_map.search_graph(None)
-    with clock.stage("ground"):
-        return ground_heights(scene_map, windows, lambda frame: read_frame(frame).image)
 
 
 def _is_left_out(loop: Loop, method: Method) -> bool:

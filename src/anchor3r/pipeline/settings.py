@@ -29,8 +29,8 @@ class MapSettings:
     """How a source becomes a map."""
 
     predictor: str = "auto"
-    """What measures windows: auto, tiny, features, a checkpoint, vggt:PATH or
-    ground-truth[:DEGREES,FRACTION]."""
+    """What measures windows: auto (features, and tiny where that has no answer), tiny, features, a
+    checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION]."""
     window: int | None = None
     """Frames in a window; the predictor's own number if not given."""
     every: int = 1

@@ -158,6 +158,7 @@ def _facts(found: _Findings) -> str:
         "path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}",
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
+        **{f"measured by {name}": f"{count}" for name, count in scene_map.answers().items()},
         **({"camera": camera_in_words(camera)} if (camera := found.scene_map.meta.get("camera")) else {}),
         **placement_facts(found.scene_map, found.poses),
         "loops accepted": f"{sum(loop.accepted for loop in loops)} of {len(loops)}",
