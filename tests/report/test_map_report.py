@@ -95,7 +95,7 @@ def test_a_map_that_was_not_refined_says_so(
     tmp_path: Path, street_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["report", str(street_folder), "--out", str(tmp_path / "r.html")]) == 0
-    assert "1 warnings\n  the map was not refined" in capsys.readouterr().out
+    assert "1 warning\n  the map was not refined" in capsys.readouterr().out
 
 
 def test_bad_input_is_explained(
