@@ -1,10 +1,17 @@
-"""Many sequences from one table: results, failures, going on, shards, and manifests that are wrong."""
+"""Many sequences from one table: results, failures, kills, going on, shards, and manifests that are wrong."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +26,7 @@ TRUTH = "ground-truth:0.2,0.02"
 def write_manifest(path: Path) -> Path:
     path.write_text(
         "source,name,stop,refine,export,predictor\n"
-        f'"{WORLD.format(1)}",first,,no,tum,"{TRUTH}"\n'
+        f'"{WORLD.format(1)}",first,,no,tum colmap rosbag2,"{TRUTH}"\n'
         f'"{WORLD.format(2)}",,8,yes,,"{TRUTH}"\n'
         "no/such/video.mp4,broken,,,,\n"
     )
@@ -45,12 +52,73 @@ def test_a_table_is_mapped_and_a_broken_row_fails_alone(tmp_path: Path) -> None:
     assert (found["first"]["with_pose"], found[second]["with_pose"]) == ("12", "8")
     assert "no/such/video.mp4" in found["broken"]["error"]
     assert (out / "first" / "first.tum").is_file()
+    assert (out / "first" / "first-colmap" / "sparse").is_dir()
+    assert (out / "first" / "first-rosbag2" / "metadata.yaml").is_file()
     assert (out / "first" / "picture.png").is_file()
     page = (out / "index.html").read_text()
     assert "2 of 3 sequences" in page
     before = (out / "first" / "result.json").stat().st_mtime_ns
     assert run(manifest, "--out", out) == 0
     assert (out / "first" / "result.json").stat().st_mtime_ns == before
+
+
+def results(out: Path) -> dict[str, dict[str, Any]]:
+    return {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/result.json")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="children are found in /proc")
+def test_no_sequence_is_lost_when_workers_are_killed(tmp_path: Path) -> None:
+    """Two kills while maps grow: the figures are those of a run in peace, and no map begins anew."""
+    manifest, rng = tmp_path / "rows.csv", random.Random(0)
+    long = "world:{}?motion=driving&frames=60&width=64&height=48"
+    rows = [f'"{long.format(k)}","{TRUTH}",no\n' for k in range(1, 4)]
+    manifest.write_text("source,predictor,refine\n" + "".join(rows))
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "anchor3r", "batch", manifest, "--out", out, "--workers", "2"]
+    program = subprocess.Popen([*map(str, command), "--tries", "9"], stdout=subprocess.DEVNULL)
+    before: dict[Path, int] = {}
+    for _ in range(2):
+        while program.poll() is None and not (begun := unfinished_maps(out)):
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0, 0.3))
+        before |= {path: path.stat().st_ino for path in begun if path.exists()}
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(rng.choice(workers)), signal.SIGKILL)
+        time.sleep(0.1)
+    assert program.wait() == 0
+    assert before
+    assert before == {path: path.stat().st_ino for path in before}, "maps went on where they were"
+    assert run(manifest, "--out", tmp_path / "sound") == 0
+    assert len(results(out)) == 3
+    assert results(out) == results(tmp_path / "sound")
+
+
+def unfinished_maps(out: Path) -> list[Path]:
+    return [path for path in out.glob("*/map") if not (path.parent / "result.json").exists()]
+
+
+def test_batch_and_evaluate_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of two processes does the same as this one; paths are relative to where the command is."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    write_manifest(Path("rows.csv"))
+    short = ["--motions", "driving", "--seeds", "101", "--frames", "8", "--predictor", TRUTH]
+    try:
+        assert run("rows.csv", "--out", "ray", "--workers", 2, "--ray", "local") == 0
+        assert (
+            main(["evaluate", "worlds", "--out", "on-ray", *short, "--ray", "local", "--workers", "2"]) == 0
+        )
+    finally:
+        ray.shutdown()
+    assert run("rows.csv", "--out", "here") == 0
+    assert main(["evaluate", "worlds", "--out", "here-too", *short]) == 0
+    assert table(Path("ray/results.csv")) == table(Path("here/results.csv"))
+    told = {name: (Path(name) / "table.md").read_text() for name in ("on-ray", "here-too")}
+    assert "ATE" in told["on-ray"]
+    for text in ("| ATE", "| RRE"):
+        lines = [[line for line in table.splitlines() if line.startswith(text)] for table in told.values()]
+        assert lines[0] == lines[1]
 
 
 def test_shards_do_their_part_and_a_last_run_collects(tmp_path: Path) -> None:
@@ -83,6 +151,7 @@ def test_results_of_other_settings_are_not_taken_over(tmp_path: Path) -> None:
         ("a.csv", "source,name\nx,../y\n", "folder can have"),
         ("a.csv", "source,name\nx,y\nz,y\n", "name of two rows"),
         ("a.csv", "source,fov\nx,500\n", "fov 500"),
+        ("a.csv", "source,export\nx,tum dxf\n", "line 2 of .*no export format 'dxf'; there are tum"),
         ("a.json", "{}", "list of objects"),
         ("a.json", "[1", "is not JSON"),
     ],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import pkgutil
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+import anchor3r
 from anchor3r.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -58,3 +61,39 @@ def test_commands_and_options_on_a_page_are_real(page: Path, monkeypatch: pytest
         for option in [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]:
             positive = option.replace("--no-", "--")
             assert option in told or positive in told, f"{page.name}: anchor3r {name} has no {option}"
+
+
+@cache
+def modules_by_end() -> dict[str, str]:
+    """Full names of modules by every way to shorten them from the left."""
+    names = [module.name for module in pkgutil.walk_packages(anchor3r.__path__, "anchor3r.")]
+    return {name.split(".", k)[k]: name for name in names for k in range(1, name.count(".") + 1)}
+
+
+def is_real(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one, or a member of such a class."""
+    parts = name.split(".")
+    for k in range(len(parts), 0, -1):
+        if module := modules_by_end().get(".".join(parts[:k])):
+            found = importlib.import_module(module)
+            for part in parts[k:]:
+                fields = getattr(found, "__dataclass_fields__", {})
+                if not hasattr(found, part) and part not in fields:
+                    return False
+                found = getattr(found, part, found)
+            return True
+    return False
+
+
+def test_the_code_that_the_algorithm_page_names_is_there() -> None:
+    """Names of classes without their module are looked for everywhere."""
+    text = (ROOT / "docs" / "algorithm.md").read_text()
+    source = "\n".join(path.read_text() for path in (ROOT / "src" / "anchor3r").rglob("*.py"))
+    for name in re.findall(r"`([A-Za-z_]+(?:\.[A-Za-z_]+)+)`", text):
+        first, _, rest = name.partition(".")
+        if first[0].isupper():
+            body = source.split(f"class {first}", 1)[-1]
+            assert f"class {first}" in source, name
+            assert re.search(rf"\b{rest}\b", body), name
+        else:
+            assert is_real(name), name

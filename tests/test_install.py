@@ -1,16 +1,17 @@
-"""What `pip install` makes of this repository: a wheel and an sdist, in an environment that has nothing else.
+"""What `pip install` makes of this repository: a wheel and an sdist, in an environment that has nothing else,
+of each Python that is at hand; and the steps of the Dockerfile, without Docker.
 
-Slow: it downloads or links some hundred megabytes. Run it with `make install-test`.
+Slow: it downloads or links some hundred megabytes for each. Run it with `make install-test`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
@@ -25,16 +26,30 @@ WITHOUT_EXTRAS = {
 }
 """Commands that need an extra, which the environment does not have."""
 
-pytestmark = pytest.mark.slow
+PYTHONS = ("3.11", "3.12", "3.13")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def done(*command: object, code: int = 0) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def done(*command: object, code: int = 0, cwd: Path | None = None, **environment: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
     found = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, env=environment
+        [str(part) for part in command], capture_output=True, text=True, check=False, env=environment, cwd=cwd
     )
     assert found.returncode == code, f"{command}\n{found.stdout}\n{found.stderr}"
     return found.stdout + found.stderr
+
+
+def interpreter(version: str) -> Path | None:
+    """This Python, one on the path, or one of pyenv's, of the version; None if there is none that runs."""
+    if sys.version_info[:2] == tuple(map(int, version.split("."))):
+        return Path(sys.executable)
+    on_path, pyenv = shutil.which(f"python{version}"), Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
+    candidates = [on_path, *sorted(pyenv.expanduser().glob(f"versions/{version}.*/bin/python"))]
+    for found in [str(candidate) for candidate in candidates if candidate is not None]:
+        if subprocess.run([found, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            return Path(found)
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +60,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=PYTHONS)
+def installed(request: pytest.FixtureRequest, built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands of a clean environment are, with the wheel and no extra."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    python = interpreter(request.param)
+    if python is None:
+        pytest.skip(f"there is no Python {request.param} here")
+    folder = tmp_path_factory.mktemp(f"environment-{request.param}")
+    done(python, "-m", "venv", folder)
     (wheel,) = built.glob("*.whl")
     index = ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
     pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--retries", "1")
@@ -88,3 +106,44 @@ def test_it_runs_and_teaches(installed: Path, tmp_path: Path) -> None:
         told = done(anchor3r, *(part.format(map=tmp_path / "demo" / "map") for part in command), code=1)
         assert f"{installed / 'python'}" in told, extra
         assert "-m pip install" in told, extra
+
+
+def steps_of_the_dockerfile() -> list[tuple[str, str]]:
+    """(instruction, the rest of its line) of each step, without comments."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in lines]
+
+
+def test_the_steps_of_the_dockerfile(tmp_path: Path) -> None:
+    """Each step that is not Docker's own is done as it stands there, in a folder instead of the image."""
+    image, source = tmp_path / "image", tmp_path / "source"
+    source.mkdir()
+    tools = tmp_path / "bin"  # of the image that the first one is made from
+    tools.mkdir()
+    (tools / "python").symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    known = {"PATH": f"{tools}:/usr/bin:/bin"}
+
+    def inside(text: str) -> str:
+        return text.replace("/opt/anchor3r", str(image))
+
+    ran = []
+    for instruction, rest in steps_of_the_dockerfile():
+        if instruction == "ARG":
+            name, _, value = rest.partition("=")
+            known[name] = value
+        elif instruction == "ENV":
+            for name, value in re.findall(r"(\w+)=(\S+)", rest):
+                known[name] = inside(value).replace("$PATH", known["PATH"])
+        elif instruction == "COPY" and not rest.startswith("--from"):
+            for name in rest.split()[:-1]:
+                copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+                copy(ROOT / name, source / name)
+        elif instruction == "RUN":
+            ran.append(done("sh", "-c", inside(rest), cwd=source, **known))
+        else:
+            assert instruction in ("FROM", "COPY", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD"), instruction
+    assert "self-test features" in ran[-1]
+    assert "extra bags: rosbags" in ran[-1]
+    assert any((image / "kernels").rglob("*.nbc")), "kernels are compiled when the image is made"
+    assert "streaming" in done(image / "bin" / "anchor3r", "--help").lower()

@@ -41,6 +41,22 @@ class DiesAtFirst:
         return tries
 
 
+@dataclass(frozen=True)
+class Here:
+    """Where its process stands."""
+
+    def __call__(self) -> str:
+        return os.getcwd()
+
+
+@dataclass(frozen=True)
+class Unpicklable:
+    """A result that cannot go back."""
+
+    def __call__(self) -> object:
+        return (k for k in range(3))
+
+
 def by_name(outcomes: list[Outcome]) -> dict[str, Outcome]:
     return {outcome.name: outcome for outcome in outcomes}
 
@@ -74,16 +90,26 @@ def test_who_stops_listening_leaves_no_process_behind() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_on_a_ray_cluster_of_two_processes(tmp_path: Path) -> None:
+def test_on_a_ray_cluster_of_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find this file
-    jobs = {"a": DiesAtFirst(tmp_path / "a", 1), "b": Square(3), "c": Square(5)}
+    jobs = {
+        "a": DiesAtFirst(tmp_path / "a", 1), "b": Square(3), "c": Square(5),
+        "d": DiesAtFirst(tmp_path / "d", 99), "e": Here(), "f": Unpicklable(),
+    }  # fmt: skip
+    settings = WorkerSettings(workers=2, ray="local")
     try:
-        found = by_name(list(run_jobs(jobs, WorkerSettings(workers=2, ray="local"))))
+        assert next(iter(run_jobs({"first": Square(2)}, settings))).result == 4
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")  # than where the cluster was started
+        found = by_name(list(run_jobs(jobs, settings)))
     finally:
         ray.shutdown()
     assert (found["a"].result, found["c"].result) == (1, 25)
     assert "three" in str(found["b"].error)
+    assert "died 3 times" in str(found["d"].error)
+    assert found["e"].result == str(tmp_path / "elsewhere")
+    assert "generator" in str(found["f"].error)
 
 
 @pytest.mark.parametrize("wrong", [{"workers": 0}, {"tries": 0}, {"workers": 10**9}])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from anchor3r.pipeline.fusing import fuse_map
     from anchor3r.pipeline.mapper import Mapper
     from anchor3r.pipeline.mapping import MappingRun, map_source
+    from anchor3r.pipeline.merging import merge_maps
     from anchor3r.pipeline.photos import map_photos
     from anchor3r.pipeline.refine import refine_map
     from anchor3r.pipeline.settings import DensifySettings, FuseSettings, MapSettings, RefineSettings
@@ -45,6 +46,7 @@ _HOMES = {
     "load_predictor": "predictors.loading",
     "map_photos": "pipeline.photos",
     "map_source": "pipeline.mapping",
+    "merge_maps": "pipeline.merging",
     "open_source": "sources",
     "refine_map": "pipeline.refine",
     "render_map": "report.map_outputs",
@@ -72,6 +74,7 @@ __all__ = [
     "load_predictor",
     "map_photos",
     "map_source",
+    "merge_maps",
     "open_source",
     "refine_map",
     "render_map",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.metrics import Alignment
@@ -34,8 +34,8 @@ from anchor3r.workers import Outcome, WorkerSettings, run_jobs
 
 RESULT, TABLE, PAGE, PICTURE = "result.json", "results.csv", "index.html", "picture.png"
 _THUMBNAIL = (960, 540)
-_SUFFIX = {"colmap": "", "nerfstudio": ""}
-"""What an export is called where that is not its format: a folder."""
+_SUFFIX = {"colmap": "-colmap", "nerfstudio": "-nerfstudio", "rosbag2": "-rosbag2"}
+"""How the name of an export ends where that is no suffix: of a folder."""
 _YES, _NO = ("yes", "true", "1"), ("no", "false", "0")
 
 
@@ -133,6 +133,11 @@ def _row(entry: Mapping[str, Any], where: str) -> BatchRow:
         raise Anchor3RError(f"{where} has no source; name what anchor3r map takes")
     row = BatchRow(**values)
     row.camera()  # refused now, not after hours
+    for format in row.export.split():
+        if format not in get_args(Format):
+            raise Anchor3RError(
+                f"{where}: there is no export format {format!r}; there are {', '.join(get_args(Format))}"
+            )
     return row
 
 
@@ -218,17 +223,10 @@ class RowJob:
             result |= {"loops": refined["loop_events"], "loops_accepted": refined["accepted"]}
         result |= _scores(scene)
         for format in row.export.split():
-            export_map(scene, folder / f"{row.name}{_SUFFIX.get(format, '.' + format)}", _checked(format))
+            out = folder / f"{row.name}{_SUFFIX.get(format, '.' + format)}"
+            export_map(scene, out, cast(Format, format))
         render_map(scene, folder / PICTURE, RenderSettings(size=_THUMBNAIL))
         return result
-
-
-def _checked(format: str) -> Format:
-    from typing import get_args
-
-    if format not in get_args(Format):
-        raise Anchor3RError(f"there is no export format {format!r}; see anchor3r export --help")
-    return format  # type: ignore[return-value]
 
 
 def _scores(folder: Path) -> dict[str, Any]:

@@ -282,6 +282,14 @@ def _sim3_translation_jacobian(w: Array, s: Array) -> Array:
     return out
 
 
+def adjoint(pose: SE3) -> Array:
+    """(6, 6) takes a perturbation (rotation, translation) from the right of a pose to its left."""
+    out = np.zeros((6, 6))
+    out[:3, :3] = out[3:, 3:] = pose.rotation
+    out[3:, :3] = hat(pose.translation) @ pose.rotation
+    return out
+
+
 def umeyama(source: ArrayLike, target: ArrayLike, *, with_scale: bool = True) -> Sim3:
     """The similarity (or rigid motion) target_from_source that minimises Σ‖target - S(source)‖².
 

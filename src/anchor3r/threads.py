@@ -58,3 +58,17 @@ def limited_threads(num_threads: int) -> Iterator[None]:
             cv2.setNumThreads(opencv_before)
             if torch is not None:
                 torch.set_num_threads(torch_before)
+
+
+@contextmanager
+def frequent_switches() -> Iterator[None]:
+    """While entered, a thread that computes in Python lets others have their turn after half a millisecond.
+
+    By default it is five, for which a thread that calls many short kernels would wait after each of them.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

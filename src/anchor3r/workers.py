@@ -171,6 +171,18 @@ def _how(exit_code: int | None) -> str:
     return f"with exit code {exit_code}"
 
 
+@dataclass(frozen=True)
+class _InFolder:
+    """A job whose relative paths begin at a folder, wherever its process was started."""
+
+    folder: str
+    job: Job
+
+    def __call__(self) -> Any:
+        os.chdir(self.folder)
+        return self.job()
+
+
 def _on_ray(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator[Outcome]:
     """Ray tries a job again whose worker or machine is lost; folders have to be on a shared file system."""
     from anchor3r.io.extras import optional_library
@@ -191,11 +203,13 @@ def _on_ray(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator[Outco
                     "or use --ray local"
                 ) from error
     remote = ray.remote(max_retries=settings.tries - 1, num_cpus=1)(_tried)
-    name_of = {remote.remote(job): name for name, job in jobs.items()}
+    name_of = {remote.remote(_InFolder(os.getcwd(), job)): name for name, job in jobs.items()}
     unfinished = list(name_of)
     while unfinished:
         (done,), unfinished = ray.wait(unfinished, num_returns=1)
         try:
             yield _outcome(name_of[done], ray.get(done))
-        except ray.exceptions.WorkerCrashedError:
+        except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
             yield _died(name_of[done], "on the cluster", settings.tries)
+        except ray.exceptions.RayError as error:  # a machine was lost, or has another version of this program
+            yield Outcome(name_of[done], error=f"Ray could not do it: {str(error).strip()[-300:]}")

@@ -49,6 +49,9 @@ def test_every_command_prints_its_object(tmp_path: Path, capsys: pytest.CaptureF
     assert run("refine", folder, "--no-loops")["frames"] == 12
     assert run("densify", folder, "--every", 6)["map"] == str(folder)
     assert run("fuse", folder, "--depths", "predicted", "--min-views", 1)["vertices"]
+    other = tmp_path / "other"
+    run("map", WORLD, "--out", other, *EXACT, "--seed", 1)
+    assert len(run("merge", folder, other, "--out", tmp_path / "merged")["parts"]) == 2
     assert run("localise", folder, WORLD, "--out", tmp_path / "found.tum", "--stride", 6)["images"] == 2
     page = run("view", folder, "--save", tmp_path / "page")
     assert Path(page["page"]).stat().st_size == page["bytes"]

@@ -151,16 +151,25 @@ def scannet(root: Path, shots: tuple[Shot, ...]) -> None:
     path.write_bytes(out.getvalue())
 
 
+HYPERSIM_TILT = Rotation.from_euler("x", 0.4).as_matrix()
+"""Of the axis that the orientations are stated for against the picture's, in OpenGL axes."""
+
+
 def hypersim(root: Path, shots: tuple[Shot, ...]) -> None:
+    """A scene with a tilt-shift lens, as many have."""
     scene, c, unit = root / "ai_001_001", shots[0].camera, 0.0254
     row = {
         "scene_name": "ai_001_001",
         "settings_output_img_width": c.width,
         "settings_output_img_height": c.height,
     }
+    # The ray of (u, v) in -1 … 1, v up; the authors' projection is the inverse of these three columns.
+    across, down = (c.cx + 0.5) * 2 / c.width - 1, (c.cy + 0.5) * 2 / c.height - 1
+    half = np.array([c.width / 2 / c.fx, c.height / 2 / c.fy])
+    rays = np.array([[half[0], 0, -half[0] * across], [0, half[1], half[1] * down], [0, 0, -1]])
+    projection = 1.07 * np.linalg.inv(HYPERSIM_TILT.T @ rays)
     row |= {f"M_proj_{i}{j}": 0.0 for i in range(4) for j in range(4)}
-    row |= {"M_proj_00": 2 * c.fx / c.width, "M_proj_11": 2 * c.fy / c.height}
-    row |= {"M_proj_02": 1 - 2 * (c.cx + 0.5) / c.width, "M_proj_12": 2 * (c.cy + 0.5) / c.height - 1}
+    row |= {f"M_proj_{i}{j}": projection[k, j] for k, i in enumerate((0, 1, 3)) for j in range(3)}
     root.mkdir(parents=True, exist_ok=True)
     with open(root / "metadata_camera_parameters.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, row)
@@ -171,7 +180,7 @@ def hypersim(root: Path, shots: tuple[Shot, ...]) -> None:
         f"parameter_name,parameter_value\nmeters_per_asset_unit,{unit}\n",
     )
     detail = scene / "_detail/cam_00"
-    opengl = np.array([s.cam2world[:3, :3] * [1, -1, -1] for s in shots])
+    opengl = np.array([s.cam2world[:3, :3] * [1, -1, -1] for s in shots]) @ HYPERSIM_TILT
     _h5(detail / "camera_keyframe_orientations.hdf5", "dataset", opengl)
     _h5(
         detail / "camera_keyframe_positions.hdf5",

@@ -10,9 +10,9 @@ import pytest
 from dataset_miniatures import MINIATURES, NUM_FRAMES, true_shots
 from PIL import Image
 
-from anchor3r.datasets import DATA_SETS, Recording, open_files
+from anchor3r.datasets import DATA_SETS, Recording, hypersim, open_files
 from anchor3r.datasets.dataset import decode_image
-from anchor3r.geometry import SE3
+from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import read_image
 from anchor3r.sources.source import UndecodableFrameError
@@ -60,6 +60,39 @@ def test_cameras_are_the_worlds(name: str, tmp_path: Path) -> None:
         )
         difference = np.abs(frame.image.astype(float) - shot.image).mean()
         assert difference < (16 if name == "hypersim" else 4), "tone mapping or compression at most"
+
+
+@pytest.mark.parametrize(
+    ("published", "fx", "tilt_deg"),
+    [
+        ([[1.7320507, 0, 0], [0, 2.309401, 0], [0, 0, -1]], 886.81, 0),
+        ([[1.2653062, 0, 0], [0, 2.2525681, 0], [0, -0.64631284, -0.7305249]], 664.18, 41.5),
+    ],
+)
+def test_hypersims_published_cameras(
+    published: list[list[float]], fx: float, tilt_deg: float, tmp_path: Path
+) -> None:
+    """Rows of ai_001_001, an ordinary camera of 60 degrees, and of ai_026_006, with a tilted lens."""
+    row = {"scene_name": "s", "settings_output_img_width": 1024, "settings_output_img_height": 768}
+    row |= {f"M_proj_{i}{j}": published[k][j] for k, i in enumerate((0, 1, 3)) for j in range(3)}
+    table = "\n".join(",".join(map(str, line)) for line in (row, row.values()))
+    (tmp_path / hypersim.PARAMETERS).write_text(table)
+    camera, rotation = hypersim._projection(open_files(tmp_path), "s")
+    assert camera[0] == pytest.approx(fx, abs=0.01)
+    assert np.degrees(rotation_angle(rotation)) == pytest.approx(tilt_deg, abs=0.01)
+    # The middle of the picture, by the projection as published.
+    ray = np.linalg.inv(published) @ [0, 0, 1] * [1, -1, -1]
+    seen = rotation @ ray
+    np.testing.assert_allclose(seen[:2] / seen[2] * camera[:2] + camera[2:], [511.5, 383.5], atol=1e-6)
+
+
+def test_frames_that_hypersim_did_not_release_are_left_out(tmp_path: Path) -> None:
+    miniatures.write("hypersim", tmp_path)
+    (tmp_path / "ai_001_001/images/scene_cam_00_final_preview/frame.0003.tonemap.jpg").unlink()
+    recording = opened("hypersim", tmp_path)
+    assert recording.num_frames == NUM_FRAMES - 1
+    for k in range(recording.num_frames):
+        recording.read(k)
 
 
 @pytest.mark.parametrize("name", WITH_DEPTH)

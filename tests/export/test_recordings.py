@@ -118,6 +118,61 @@ def test_a_budget_of_points_is_kept(
     assert "leave --voxel out" in capsys.readouterr().err
 
 
+def test_a_bag_of_ros_2_read_by_rosbags(scene_map: Map, tmp_path: Path) -> None:
+    from rosbags.highlevel import AnyReader
+
+    out, found = tmp_path / "run", defaultdict[str, list[tuple[int, Any]]](list)
+    assert cli.main(["export", str(scene_map.folder), "--format", "rosbag2", "--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["metadata.yaml", "run.mcap"]
+    with AnyReader([out]) as reader:
+        kinds = {name: (info.msgcount, info.msgtype) for name, info in reader.topics.items()}
+        for connection, time_ns, data in reader.messages():
+            found[connection.topic].append((time_ns, reader.deserialize(data, connection.msgtype)))
+    trajectory = scene_map.trajectory()
+    assert trajectory.timestamps_s is not None
+    count = len(trajectory)
+    assert kinds == {
+        "/camera/image/compressed": (count, "sensor_msgs/msg/CompressedImage"),
+        "/camera/camera_info": (count, "sensor_msgs/msg/CameraInfo"),
+        "/tf": (count, "tf2_msgs/msg/TFMessage"),
+        "/path": (count, "nav_msgs/msg/Path"), "/points": (count, "sensor_msgs/msg/PointCloud2"),
+    }  # fmt: skip
+    for k, (time_ns, message) in enumerate(found["/tf"]):
+        camera = message.transforms[1]
+        stamp = camera.header.stamp
+        assert time_ns == round(trajectory.timestamps_s[k] * 1e9) == stamp.sec * 10**9 + stamp.nanosec
+        assert (camera.header.frame_id, camera.child_frame_id) == ("map", "camera")
+        t, q = camera.transform.translation, camera.transform.rotation
+        turn = Rotation.from_quat([q.x, q.y, q.z, q.w]).as_matrix()
+        np.testing.assert_allclose(turn, trajectory.rotation[k].T, atol=1e-9)
+        np.testing.assert_allclose([t.x, t.y, t.z], trajectory.center[k], atol=1e-9)
+    for (_, message), cloud in zip(found["/points"], map_clouds(scene_map), strict=True):
+        assert [(field.name, field.offset, field.datatype) for field in message.fields] == [
+            ("x", 0, 7), ("y", 4, 7), ("z", 8, 7), ("rgb", 12, 7),
+        ]  # fmt: skip
+        records = message.data.reshape(-1, message.point_step)
+        np.testing.assert_array_equal(records[:, :12].copy().view("<f4"), cloud.points)
+        np.testing.assert_array_equal(records[:, 14:11:-1], cloud.colours)
+    assert len(found["/path"][-1][1].poses) == count
+
+
+@pytest.mark.parametrize("format", ["mcap", "rosbag2"])
+def test_an_exported_recording_has_its_poses_as_reference(
+    format: str, scene_map: Map, tmp_path: Path
+) -> None:
+    """What is exported as moving frames is read as such: poses in the world whose z axis points up."""
+    out = tmp_path / ("run.mcap" if format == "mcap" else "run")
+    assert cli.main(["export", str(scene_map.folder), "--format", format, "--out", str(out)]) == 0
+    trajectory = scene_map.trajectory()
+    with open_source(f"bag:{out}?reference=/tf") as source:
+        for k, frame in enumerate(source):
+            np.testing.assert_array_equal(frame.image, scene_map.image(int(trajectory.frames[k])))
+            assert frame.intrinsics is not None
+            assert frame.camera_from_world is not None
+            x, y, z = trajectory.center[k]
+            np.testing.assert_allclose(frame.camera_from_world.center(), [x, z, -y], atol=1e-6)
+
+
 def test_an_exported_recording_is_a_source(scene_map: Map, tmp_path: Path) -> None:
     assert export(scene_map.folder, tmp_path / "run.mcap") == 0
     with open_source(tmp_path / "run.mcap") as source:

@@ -13,7 +13,7 @@ from case import Check, Recipe
 from positions import check_poses
 from values import JSON_VALUES, Rng, choice, damaged, draw_damage, draw_text_edits, edited, write
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 FILES = ("run.bag", "run.db3", "run.mcap", "ros2.mcap", "json.mcap")
 INTEGERS = (0, 1, -1, 2, 3, 7, 24, 25, 1000, 65_535, 100_000, 2**31 - 1, 2**32 - 1)
@@ -99,9 +99,9 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
 
 def good_messages(ros: int) -> tuple[Any, list[tuple[str, str, int, Any]]]:
     """The types of ROS 1 or 2, and (topic, type, time, message) of a short drive with everything in it."""
-    import recordings
     from rosbags.typesys import Stores, get_types_from_msg, get_typestore
 
+    import recordings
     from anchor3r.geometry import SE3
 
     store = get_typestore(Stores.ROS1_NOETIC if ros == 1 else Stores.ROS2_JAZZY)

@@ -129,7 +129,7 @@ def _video(path: Path, images: Path) -> None:
 
 
 def _bags(folder: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from recordings import (
         Recorded,
         write_foxglove,

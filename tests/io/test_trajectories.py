@@ -11,8 +11,17 @@ from evo.tools import file_interface
 from numpy.testing import assert_allclose, assert_array_equal
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import so3_exp
-from anchor3r.io.trajectories import Gaps, read_kitti, read_tum, write_kitti, write_tum
+from anchor3r.geometry import quat_from_rotation, so3_exp
+from anchor3r.io.trajectories import (
+    Gaps,
+    read_kitti,
+    read_longstream,
+    read_matrices,
+    read_trajectory,
+    read_tum,
+    write_kitti,
+    write_tum,
+)
 from anchor3r.trajectory import Trajectory
 
 
@@ -58,6 +67,64 @@ def test_both_formats_come_back(tmp_path: Path) -> None:
 def test_a_real_kitti_file_is_read_as_evo_reads_it(shared: Path) -> None:
     path = shared / "real" / "kitti" / "poses" / "03.txt"
     assert_same_poses(file_interface.read_kitti_poses_file(path), read_kitti(path))
+
+
+def as_others_write(system: str, trajectory: Trajectory) -> str:
+    """A file as the code of another system writes it, number by number."""
+    pose, lines = trajectory.world_from_camera, []
+    assert trajectory.timestamps_s is not None
+    for k, time in enumerate(trajectory.timestamps_s):
+        x, y, z = pose.translation[k].tolist()
+        qw, qx, qy, qz = quat_from_rotation(pose.rotation[k]).tolist()
+        if system == "ORB-SLAM3, TUM":
+            lines.append(f"{time:.6f} {x:.7f} {y:.7f} {z:.7f} {qx:.7f} {qy:.7f} {qz:.7f} {qw:.7f}")
+        elif system == "ORB-SLAM3, EuRoC":
+            lines.append(f"{1e9 * time:.6f} {x:.9f} {y:.9f} {z:.9f} {qx:.9f} {qy:.9f} {qz:.9f} {qw:.9f}")
+        elif system == "ORB-SLAM3, KITTI":
+            matrix = np.concatenate([pose.rotation[k], pose.translation[k][:, None]], 1)
+            lines.append(" ".join(f"{value:.9f}" for value in matrix.ravel()))
+        elif system == "MASt3R-SLAM":
+            lines.append(f"{time} {x} {y} {z} {qx} {qy} {qz} {qw}")
+        elif system == "DA3-Streaming":
+            lines.append(" ".join(str(value) for value in pose.matrix()[k].astype(np.float32).flatten()))
+        else:
+            w2c = pose[k].inverse()
+            values = [int(trajectory.frames[k]), *w2c.rotation.reshape(-1), *w2c.translation]
+            lines.append(" ".join(str(value) for value in values))
+    return "\n".join(["# w2c", *lines] if system == "LongStream" else lines) + "\n"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "ORB-SLAM3, TUM", "ORB-SLAM3, EuRoC", "ORB-SLAM3, KITTI",
+        "MASt3R-SLAM", "DA3-Streaming", "LongStream",
+    ],
+)  # fmt: skip
+def test_files_of_other_systems_are_known_by_themselves(system: str, tmp_path: Path) -> None:
+    trajectory = some_trajectory([0, 1, 5, 6])
+    path = tmp_path / "t.txt"
+    path.write_text(as_others_write(system, trajectory))
+    loaded = read_trajectory(path)
+    assert_allclose(loaded.rotation, trajectory.rotation, atol=1e-6)
+    assert_allclose(loaded.center, trajectory.center, rtol=1e-6, atol=1e-5)
+    if loaded.timestamps_s is not None:
+        assert_allclose(loaded.timestamps_s, trajectory.timestamps_s, rtol=0, atol=1e-5)
+    assert (loaded.timestamps_s is None) == (system.split()[-1] in ("KITTI", "DA3-Streaming", "LongStream"))
+    assert_array_equal(loaded.frames, [0, 1, 5, 6] if system == "LongStream" else range(4))
+
+
+def test_bad_matrices_name_the_line(tmp_path: Path) -> None:
+    path, unit = tmp_path / "bad.txt", "1 0 0 0 0 1 0 0 0 0 1 0 "
+    for bad in ("0 0 1 1\n", "0 0 0 2\n"):
+        path.write_text(f"{unit}0 0 0 1\n{unit}{bad}")
+        with pytest.raises(Anchor3RError, match="line 2: the last row"):
+            read_matrices(path)
+    line = " 1 0 0 0 1 0 0 0 1 0 0 0\n"
+    for bad in ("3", "2", "-1", "4.5"):
+        path.write_text(f"3{line}{bad}{line}")
+        with pytest.raises(Anchor3RError, match="line 2: frames are not numbered"):
+            read_longstream(path)
 
 
 def test_kitti_gaps_are_refused_or_held(tmp_path: Path) -> None:

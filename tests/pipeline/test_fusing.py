@@ -244,6 +244,9 @@ def test_evaluate_scores_the_surface_of_an_exact_map(
     assert fused is not None
     assert found["fused_accuracy_m"] < 0.5 * fused.voxel
     assert 0.3 < found["fused_f1_at_0.25"] <= 1, "voxels of half a metre are coarse for it"
+    assert found["fused_posed_accuracy_m"] == pytest.approx(found["fused_accuracy_m"], abs=1e-3), (
+        "poses are exact"
+    )
 
 
 @pytest.fixture

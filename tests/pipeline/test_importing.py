@@ -83,6 +83,12 @@ def write(kind: str, tmp_path: Path, images: Path) -> Path:
         write_kitti(path, found)
     elif kind == "euroc":
         write_euroc(path, found)
+    elif kind == "matrices":
+        path.write_text("".join(" ".join(map(str, matrix.flatten())) + "\n" for matrix in matrices))
+    elif kind == "longstream":
+        w2c = drive().inverse()
+        rows = [[k, *w2c.rotation[k].ravel(), *w2c.translation[k]] for k in range(NUM_FRAMES)]
+        path.write_text("# w2c\n" + "".join(" ".join(map(str, row)) + "\n" for row in rows))
     elif kind == "npy":
         np.save(path, matrices)
     elif kind == "npz":
@@ -98,7 +104,10 @@ def relative(scene_map_folder: Path, poses: str = "online") -> SE3:
     return found[0].inverse() @ found
 
 
-@pytest.mark.parametrize("kind", ["tum", "kitti", "euroc", "npy", "npz", "colmap-text", "colmap-binary"])
+@pytest.mark.parametrize(
+    "kind",
+    ["tum", "kitti", "euroc", "matrices", "longstream", "npy", "npz", "colmap-text", "colmap-binary"],
+)
 def test_every_format_gives_the_same_map(
     kind: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +134,18 @@ def test_frames_without_a_pose_are_gaps(images: Path, tmp_path: Path) -> None:
     with load_map(out) as scene_map:
         assert scene_map.trajectory().frames.tolist() == [0, 1, 2, 3, 4, 9, 10, 11]
         assert scene_map.counts().lost == 4
+
+
+def test_numbered_poses_leave_gaps_too(images: Path, tmp_path: Path) -> None:
+    """LongStream's table names its frames; they are counted from the first frame that is taken."""
+    w2c = drive().inverse()
+    rows = [[k, *w2c.rotation[k].ravel(), *w2c.translation[k]] for k in (0, 1, 3)]
+    path, out = tmp_path / "abs_pose.txt", tmp_path / "map"
+    path.write_text("# w2c\n" + "".join(" ".join(map(str, row)) + "\n" for row in rows))
+    command = ["import", path, "--source", images, "--out", out, "--start", 2, "--stride", 2]
+    assert main(list(map(str, command))) == 0
+    with load_map(out) as scene_map:
+        assert scene_map.trajectory().frames.tolist() == [2, 4, 8]
 
 
 def test_what_does_not_fit_is_told(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

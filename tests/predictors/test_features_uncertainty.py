@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from anchor3r.geometry import SE3, so3_exp, so3_log
+from anchor3r.geometry import SE3, adjoint, so3_exp, so3_log
 from anchor3r.predictors.features.projection import CALIBRATION_SIZE
 from anchor3r.predictors.features.uncertainty import (
-    adjoint,
     carried,
     edges_to_newest,
     log_scale_sigma,

@@ -41,9 +41,11 @@ def encode(
     key_interval: int = 10,
     reorder: bool = True,
     muxer_options: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> Path:
     """Encodes images 0, 1, 2, … shown at `times_ms`, else 40 ms apart; cameras do not `reorder` frames."""
     with av.open(str(path), "w", options=muxer_options or {}) as container:
+        container.metadata.update(metadata or {})
         stream = container.add_stream(codec, rate=25)
         stream.width, stream.height = size
         stream.pix_fmt = pixel_format

@@ -10,17 +10,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from recordings import (
-    FIRST_NS,
-    ROS_WRITERS,
-    STEP_NS,
-    WRITERS,
-    Recorded,
-    numbered,
-    write_foxglove,
-    write_ros1,
-    write_ros2,
-)
+from clips import number_of
 from scipy.spatial.transform import Rotation, Slerp
 from test_damaged_sources import damaged, drain
 
@@ -31,6 +21,19 @@ from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import Source, StatedCamera, UndecodableFrameError, open_source
 from anchor3r.sources.bags.pixels import decoded_raw
 from anchor3r.store import load_map
+from recordings import (
+    FFMPEG_FORMATS,
+    FIRST_NS,
+    ROS_WRITERS,
+    STEP_NS,
+    WRITERS,
+    Recorded,
+    numbered,
+    write_foxglove,
+    write_ros1,
+    write_ros2,
+    write_video_mcap,
+)
 
 CAMERA = {
     "K": [20.0, 0, 11.5, 0, 21, 7.5, 0, 0, 1],
@@ -76,6 +79,95 @@ def test_compressed_images(name: str, format: str, tmp_path: Path) -> None:
     for frame, image in zip(frames, recorded.images, strict=True):
         off = np.abs(frame.image.astype(int) - image)
         assert off.max() == 0 if format == "png" else off.mean() < 4
+
+
+@pytest.mark.parametrize("name", ["ros1", "ros2-sqlite", "ros2-mcap", "foxglove"])
+@pytest.mark.parametrize(
+    "encoding",
+    [*FFMPEG_FORMATS, *(f"bayer_{p}{bits}" for p in ("rggb", "bggr", "gbrg", "grbg") for bits in (8, 16))],
+)
+def test_every_encoding_in_recordings(name: str, encoding: str, tmp_path: Path) -> None:
+    """Pictures that FFmpeg has written, in recordings that the libraries of ROS and Foxglove have."""
+    recorded = Recorded(encoding=encoding, images=[numbered(k) for k in (2, 20)])
+    frames = list(opened(WRITERS[name](tmp_path / "run", recorded)))
+    assert len(frames) == 2
+    is_grey = FFMPEG_FORMATS.get(encoding, "").startswith("gray")
+    # YUV keeps one colour for some pixels, in fewer steps; a mosaic one colour a pixel.
+    most = 1 if encoding.startswith(("rgb", "bgr", "8UC3")) else 3 if is_grey else 6
+    for frame, image in zip(frames, recorded.images, strict=True):
+        grey = np.repeat(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None], 3, -1)
+        off = np.abs(frame.image.astype(int) - (grey if is_grey else image))
+        assert off.max() <= most, off.max()
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "libvpx-vp9", "libsvtav1"])
+def test_compressed_video(codec: str, tmp_path: Path) -> None:
+    path = write_video_mcap(tmp_path / "run", codec, 30)
+    with opened(path) as source:
+        frames = list(source)
+        assert [number_of(frame.image) for frame in frames] == list(range(30))
+        assert frames[7].timestamp_s == pytest.approx((FIRST_NS + 7 * STEP_NS) * 1e-9, abs=1e-6)
+        for k in (5, 6, 19, 20, 22, 3, 29, 0):
+            np.testing.assert_array_equal(source.read(k).image, frames[k].image)
+        starts = source._message_table(source._reader).groups.tolist()  # type: ignore[attr-defined]
+        assert 0 in starts
+        assert 1 < len(starts) < 10, "only some pictures stand by themselves"
+        assert [frame.index for frame in source.frames(17)] == list(range(17, 30))
+        with pytest.raises(Anchor3RError, match="image 30 was asked for"):
+            source.read(30)
+    with open_source(f"bag:{path}", start=13, stop=28, stride=4) as cut:
+        assert [number_of(frame.image) for frame in cut] == [13, 17, 21, 25]
+
+
+def test_a_video_that_begins_within_a_group_and_has_a_gap(tmp_path: Path) -> None:
+    """As when recording starts later than the camera: what cannot be decoded is left out and counted."""
+    from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+    from mcap.reader import make_reader
+    from mcap_protobuf.writer import Writer
+
+    whole, cut = write_video_mcap(tmp_path / "whole", "libx264", 30), tmp_path / "cut.mcap"
+    with open(whole, "rb") as read, open(cut, "wb") as file, Writer(file) as writer:
+        for k, (_, _, message) in enumerate(make_reader(read).iter_messages()):
+            video = CompressedVideo.FromString(message.data)
+            if k == 25:
+                video.data = b"no picture"
+            if k >= 4:
+                writer.write_message("/cam0/video", video, message.log_time, message.publish_time)
+    with opened(cut) as source:
+        found = {frame.index: number_of(frame.image) for frame in source}
+        assert source.skipped >= 6 + 1
+    assert {k: number for k, number in found.items() if k < 21} == {k: k + 4 for k in range(6, 21)}
+    strange = CompressedVideo(frame_id="cam0", format="mjpeg", data=b"x")
+    with open(cut, "wb") as file, Writer(file) as writer:
+        writer.write_message("/cam0/video", strange, FIRST_NS, FIRST_NS)
+    with pytest.raises(Anchor3RError, match=r"no frame of .* can be decoded"):
+        list(opened(cut))
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "libvpx-vp9", "libsvtav1"])
+def test_damaged_video(codec: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is in its messages, it is an error of ours or some frames less."""
+    from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+    from mcap.reader import make_reader
+    from mcap_protobuf.writer import Writer
+
+    cut, rng = tmp_path / "cut.mcap", random.Random(1)
+    with open(write_video_mcap(tmp_path / "whole", codec, 12, 4), "rb") as read:
+        messages = [message for _, _, message in make_reader(read).iter_messages()]
+    for _ in range(12):
+        with open(cut, "wb") as file, Writer(file) as writer:
+            for message in messages:
+                video = CompressedVideo.FromString(message.data)
+                if rng.random() < 0.4:
+                    video.data = damaged(video.data, rng)
+                writer.write_message("/cam0/video", video, message.log_time, message.publish_time)
+        assert drain(f"bag:{cut}") <= 12
+        try:
+            with opened(cut) as source:
+                for k in (7, 2, 11):
+                    source.read(k)
+        except Anchor3RError:
+            continue
 
 
 def test_recordings_are_known_by_their_suffix(tmp_path: Path) -> None:
@@ -141,6 +233,17 @@ def test_other_lenses(model: str, coefficients: list[float], tmp_path: Path) -> 
     assert np.abs(frame.image.astype(int) - expected).max() <= 1
 
 
+def test_the_part_of_a_sensor_that_images_show(tmp_path: Path) -> None:
+    """A region of interest of 48×32 pixels of a sensor of 200×100, of which two by two are one."""
+    lens = CAMERA | {"D": [0.0] * 5, "size": (200, 100), "part": (10, 4, 48, 32), "binning": 2}
+    frame = opened(write_ros2(tmp_path / "run", Recorded(camera=lens))).read(0)
+    assert frame.intrinsics is not None
+    # A point that the whole sensor sees at (u, v) is in the image at half of (u - 10, v - 4).
+    u, v = 20 * 0.3 + 11.5, 21 * 0.2 + 7.5
+    shown = frame.intrinsics.project([0.3, 0.2, 1])
+    np.testing.assert_allclose(shown, [(u - 10 + 0.5) / 2 - 0.5, (v - 4 + 0.5) / 2 - 0.5])
+
+
 def test_rectified_images_have_the_camera_of_the_rectification(tmp_path: Path) -> None:
     path = write_ros1(tmp_path / "run", Recorded(camera=CAMERA, topic="/cam0/image_rect"))
     frame = opened(path).read(0)
@@ -183,6 +286,34 @@ def test_odometry_is_the_truth_only_if_asked(tmp_path: Path, caplog: pytest.LogC
     assert asked.camera_from_world is not None
     assert "those of body" in caplog.text  # no transform tells where the camera is
     with pytest.raises(Anchor3RError, match="no poses under /x; there are /odom"):
+        opened(path, reference="/x")
+
+
+@pytest.mark.parametrize("name", ROS_WRITERS)
+def test_moving_frames_are_a_reference_if_asked(name: str, tmp_path: Path) -> None:
+    """map -> odom -> body -> cam0, of which the first two move."""
+    body_from_camera = SE3.exp(np.array([1.2, -1.2, 1.2, 0.1, 0.2, 0.3]))
+    drift = [SE3.exp(np.array([0, 0, 0.01 * j, 0, 0.02 * j, 0])) for j in range(16)]
+    moving = {("map", "odom"): drift, ("odom", "body"): poses_along(16), ("body", "wheel"): drift}
+    recorded = Recorded(moving=moving, images=[numbered(k) for k in range(9)])
+    # The camera hangs below the body as robots have it.
+    recorded.moving[("body", "cam0")] = [body_from_camera] * 16  # type: ignore[index]
+    path = WRITERS[name](tmp_path / "run", recorded)
+    assert opened(path).read(0).camera_from_world is None
+    with opened(path, reference="/tf") as source:
+        frames = list(source)
+    assert frames[8].camera_from_world is None, "after the last transform nothing is known"
+    for k, frame in enumerate(frames[:8]):
+        assert frame.camera_from_world is not None
+        expected = (drift[2 * k] @ poses_along(16)[2 * k] @ body_from_camera).inverse()
+        np.testing.assert_allclose(frame.camera_from_world.matrix(), expected.matrix(), atol=1e-5)
+
+
+def test_moving_frames_without_the_camera_are_refused(tmp_path: Path) -> None:
+    path = write_ros2(tmp_path / "run", Recorded(moving={("map", "body"): poses_along(16)}))
+    with pytest.raises(Anchor3RError, match=r"/tf of .* whose frame is 'cam0'; it knows body"):
+        opened(path, reference="/tf")
+    with pytest.raises(Anchor3RError, match=r"no poses under /x; there are /tf \(16"):
         opened(path, reference="/x")
 
 

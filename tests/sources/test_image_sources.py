@@ -6,11 +6,12 @@ import errno
 import logging
 import os
 import tracemalloc
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.sources import Source, UndecodableFrameError, open_source
@@ -137,6 +138,32 @@ def test_photos_are_turned_upright(tmp_path: Path, orientation: int) -> None:
     exif[0x0112] = orientation
     Image.fromarray(np.ascontiguousarray(turned)).save(tmp_path / "photo.png", exif=exif)
     np.testing.assert_array_equal(read_image(tmp_path / "photo.png"), upright)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_heic_photos_are_upright_and_tell_their_lens(tmp_path: Path, orientation: int) -> None:
+    """As phones write them: turned by EXIF, with time and 35 mm equivalent."""
+    heif = pytest.importorskip("pillow_heif")
+    heif.register_heif_opener()
+    upright = np.zeros((48, 64, 3), np.uint8)
+    upright[:24, :32] = 255
+    turns = {1: 0, 3: 2, 6: 1, 8: -1}[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    details = exif.get_ifd(ExifTags.IFD.Exif)
+    details[ExifTags.Base.DateTimeOriginal] = "2024:05:01 10:20:30"
+    details[ExifTags.Base.FocalLengthIn35mmFilm] = 26
+    for k in range(2):
+        stored = Image.fromarray(np.ascontiguousarray(np.rot90(upright, turns)))
+        stored.save(tmp_path / f"IMG_{k}.HEIC", exif=exif.tobytes(), quality=95)
+    frame = open_source(tmp_path).read(1)
+    assert frame.image.shape == upright.shape
+    assert np.abs(frame.image.astype(int) - upright).mean() < 8
+    assert frame.is_nominal
+    assert frame.intrinsics is not None
+    assert frame.intrinsics.fx == pytest.approx(26 * np.hypot(64, 48) / np.hypot(36, 24))
+    assert (frame.intrinsics.cx, frame.intrinsics.cy) == (31.5, 23.5)
+    assert frame.timestamp_s == datetime(2024, 5, 1, 10, 20, 30, tzinfo=UTC).timestamp()
 
 
 def test_depth_is_metres_with_zero_for_unknown(tmp_path: Path) -> None:

@@ -127,6 +127,30 @@ def test_turned_videos_are_shown_upright(
         assert abs(int(shown[v, u, 0]) - int(stored[y, x, 0])) < 12
 
 
+@pytest.mark.parametrize("rotation_deg", [0, 90])
+@pytest.mark.parametrize("name", ["clip.mov", "clip.mp4"])
+def test_the_focal_length_that_a_phone_writes_is_nominal(
+    tmp_path: Path, name: str, rotation_deg: int
+) -> None:
+    path = encode(
+        tmp_path / name, 4, rotation_deg=rotation_deg, muxer_options={"movflags": "use_metadata_tags"},
+        metadata={"com.apple.quicktime.camera.focal_length.35mm_equivalent": "26"},
+    )  # fmt: skip
+    with open_source(str(path)) as source:
+        for frame in (next(iter(source)), source.read(2)):
+            assert frame.is_nominal
+            assert frame.intrinsics is not None
+            focal_px = 26 * np.hypot(128, 64) / np.hypot(36, 24)
+            assert (frame.intrinsics.fx, frame.intrinsics.fy) == pytest.approx((focal_px, focal_px))
+            height, width = frame.image.shape[:2]
+            assert (frame.intrinsics.cx, frame.intrinsics.cy) == ((width - 1) / 2, (height - 1) / 2)
+    for told in ("0", "soon", "1e9", "nan"):
+        key = "com.apple.quicktime.camera.focal_length.35mm_equivalent"
+        options = {"movflags": "use_metadata_tags"}
+        strange = encode(tmp_path / f"strange-{name}", 2, muxer_options=options, metadata={key: told})
+        assert next(iter(open_source(str(strange)))).intrinsics is None
+
+
 def test_frames_cut_off_by_an_edit_list_do_not_count(tmp_path: Path) -> None:
     encode(tmp_path / "whole.mp4", 30)
     with av.open(str(tmp_path / "whole.mp4")) as whole, av.open(str(tmp_path / "cut.mp4"), "w") as cut:

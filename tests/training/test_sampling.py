@@ -17,7 +17,7 @@ from anchor3r.training.sampling import (
     make_clip,
     sample_by_pose,
     sample_video,
-    shuffle_blocks,
+    shuffle_within_blocks,
     vary_colours,
 )
 
@@ -63,13 +63,25 @@ def test_of_several_candidates_the_one_that_turns_most_is_used() -> None:
     assert share_with_turn(12) > 0.85
 
 
-def test_shuffled_blocks_keep_their_inner_order() -> None:
+def test_blocks_are_shuffled_inside_and_keep_their_order() -> None:
     indices = np.arange(100, 124)
-    shuffled = shuffle_blocks(indices, np.random.default_rng(3), 8)
-    assert sorted(shuffled.tolist()) == indices.tolist()
-    assert shuffled.tolist() != indices.tolist()
+    shuffled = shuffle_within_blocks(indices, np.random.default_rng(3), 8)
     for start in range(0, 24, 8):
-        assert (np.diff(shuffled[start : start + 8]) == 1).all()
+        block = shuffled[start : start + 8]
+        assert sorted(block.tolist()) == indices[start : start + 8].tolist()
+        assert block.tolist() != indices[start : start + 8].tolist()
+
+
+def test_a_window_of_a_shuffled_clip_sees_frames_of_two_neighbouring_blocks_at_most() -> None:
+    """Else its frames show places that have nothing in common, and there is nothing to be learned."""
+    config = SamplingConfig(
+        max_interval=4, video_probability=0.0, fixed_probability=0.5, block=16, reverse_probability=0.0
+    )
+    for seed in range(20):
+        clip = sample_video(400, 48, np.random.default_rng(seed), config)
+        assert (np.diff(clip) != np.diff(np.sort(clip))).any()
+        spans = [np.ptp(clip[t : t + 10]) for t in range(39)]
+        assert max(spans) <= 31 * config.max_interval
 
 
 def test_pictures_without_order_are_chained_by_overlap() -> None:

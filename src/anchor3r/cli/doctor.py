@@ -24,6 +24,7 @@ _EXTRAS = {
     "bags": ("rosbags mcap mcap_protobuf foxglove_schemas_protobuf", "bag: sources, export to MCAP"),
     "rerun": ("rerun", "map --rerun, export to rrd"),
     "heic": ("pillow_heif", "HEIC photographs"),
+    "ray": ("ray", "batch and evaluate on a cluster, with --ray"),
     "training": ("tensorboard", "curves of a training in TensorBoard"),
     "data": ("h5py OpenEXR pyarrow pycolmap", "training data sets"),
 }

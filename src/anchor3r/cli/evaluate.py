@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anchor3r.evaluation.results import Metrics, Results, SequenceResult
     from anchor3r.evaluation.runner import MapFunction
 
-Format = Literal["auto", "tum", "kitti", "euroc"]
+Format = Literal["auto", "tum", "kitti", "euroc", "matrices", "longstream"]
 Align = Literal["sim3", "se3", "none"]
 OFFLINE = "offline"
 _MOST_SEEDS = 100_000
@@ -48,7 +48,7 @@ def trajectory(
     Where both have time stamps, poses are paired by the nearest; else one by one, and both must have as many.
 
     Args:
-        estimate: A TUM, KITTI or EuRoC file, or a map.
+        estimate: A TUM, KITTI or EuRoC file, lines of 4×4 matrices, LongStream's abs_pose.txt, or a map.
         reference: The ground truth: a TUM, KITTI or EuRoC file, or a map.
         align: What is moved away first: sim3 (also the scale), se3, or none.
         estimate_format: What the estimate is; auto tells from its first line.
@@ -87,8 +87,9 @@ def evaluate_map(
     Where the source is still at hand and has depth images, the geometry is compared as well: depth_… are of
     the predictor's point maps, dense_depth_… of the depths that anchor3r densify measured; accuracy,
     completeness, their sum and F1 are of the point maps, and with the prefix fused_ of the surface that
-    anchor3r fuse made. All are placed by what aligned the camera centres; fused_registered_… are of the
-    surface after a similarity has fitted it to the true one, and moved_m tells by how much.
+    anchor3r fuse made. All are placed by what aligned the camera centres; fused_posed_… are of the surface
+    as centres and orientations of the cameras place it, fused_registered_… after a similarity has fitted it
+    to the true one, and moved_m tells by how much.
 
     Args:
         folder: Folder of the map.
@@ -109,9 +110,8 @@ def evaluate_map(
         with scene_map.original_source() as source:
             if source is not None:
                 for name, found in scored.items():
-                    motion = found.errors.true_from_estimated
                     variants[name] |= geometry_metrics(
-                        scene_map, name, source, found.frames, motion, CloudProtocol()
+                        scene_map, name, source, found.frames, found.errors, CloudProtocol()
                     )
     return _print_metrics(variants)
 

@@ -29,13 +29,13 @@ def export(
 
     Args:
         folder: Folder of the map; it may still be growing.
-        out: File to write; of colmap and nerfstudio, a new folder.
+        out: File to write; of colmap, nerfstudio and rosbag2, a new folder.
         format: tum, kitti and euroc are trajectories (camera to world) as text, geojson, gpx and kml the path
             on the Earth of a map that was refined with positions; g2o is the motion graph.
             ply, pcd, las, laz and glb are point clouds, glb with the cameras as lines. mesh is the surface
             that anchor3r fuse made, with colours; out is a .ply or a .glb then. colmap and nerfstudio are
             folders with images, cameras and points, from which trainers of splats start. rrd and mcap are
-            recordings over time, which Rerun and Foxglove play.
+            recordings over time, which Rerun and Foxglove play, rosbag2 one that ros2 bag play and RViz take.
         settings: What of the map, and how.
     """
     written = export_map(folder, out, format, settings)

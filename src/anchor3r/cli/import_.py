@@ -34,8 +34,9 @@ def import_trajectory(
     of ours: anchor3r refine MAP --predictor features.
 
     Args:
-        trajectory: A TUM, KITTI or EuRoC file, a COLMAP model (its folder, images.txt or images.bin), or .npy
-            or .npz with 4×4 matrices.
+        trajectory: A TUM, KITTI or EuRoC file, lines of 4×4 matrices (VGGT-Long, DA3-Streaming), LongStream's
+            abs_pose.txt, a COLMAP model (its folder, images.txt or images.bin), or .npy or .npz with 4×4
+            matrices.
         source: The frames that the system has seen, as `anchor3r map` takes them.
         out: Folder of the map.
         settings: How the trajectory becomes a map.

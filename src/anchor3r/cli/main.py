@@ -29,6 +29,7 @@ COMMANDS = {
     "densify": ("densify:densify", "measure the depth of a map's keyframes by multi-view stereo"),
     "fuse": ("fuse:fuse", "fuse the depths of a map into one surface: points and a mesh"),
     "localise": ("localise:localise", "tell where images were taken in a map, or refuse to"),
+    "merge": ("merge:merge", "make one map of several maps of one place"),
     "view": ("view:view", "show a map in the browser, live while it grows, or save it as a page"),
     "export": ("export:export", "hand a map to other programs: trajectories, point clouds, COLMAP, splats"),
     "render": ("render:render", "draw a map from above and in perspective"),

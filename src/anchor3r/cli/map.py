@@ -70,6 +70,7 @@ def map_source(
             the address of one, NAME.rrd records into a file.
     """
     from anchor3r.pipeline.mapping import stated_for
+    from anchor3r.predictors.loading import AUTO_REASON
     from anchor3r.sources import open_source
 
     if resume and overwrite:
@@ -77,8 +78,8 @@ def map_source(
     if settings.camera is not None and camera != NOTHING_STATED:
         raise Anchor3RError("--camera takes all of the camera from a map; state nothing else of it")
     stated = camera.stated() if settings.camera is None else stated_for(Path(settings.camera))
-    if verbose:
-        _tell_of_predictor(settings)
+    if verbose and settings.predictor == "auto":
+        print(f"predictor auto: {AUTO_REASON}", file=sys.stderr)
     with beside(out) if view else nullcontext():  # which shows the map on when this has told how it went
         with open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames:
             if _are_unordered(frames, order, resume=resume):
@@ -102,14 +103,6 @@ def _streamed(
     ):
         stream(run, show)
     return run.summary()
-
-
-def _tell_of_predictor(settings: MapSettings) -> None:
-    """What auto stands for, and why."""
-    from anchor3r.predictors.loading import AUTO, AUTO_REASON
-
-    if settings.predictor == "auto":
-        print(f"predictor {AUTO}: {AUTO_REASON}", file=sys.stderr)
 
 
 def _finished(summary: dict[str, Any], out: Path, threads: int | None, *, dense: bool) -> dict[str, Any]:
@@ -257,6 +250,8 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
         f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
     ]
+    if answers := summary["answers"]:
+        lines.append("measured by " + ", ".join(f"{name} ({n} frames)" for name, n in answers.items()))
     if (camera := summary["camera"]) is not None:
         known = "the stated camera, refined:" if camera["stated"] else "the camera was not known; estimated"
         known = "the camera as found before, held:" if camera.get("held") else known

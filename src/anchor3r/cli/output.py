@@ -32,8 +32,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "demo": ("out", "map", "frames", "with_pose", "frames_per_second", "refinement", "trajectories"),
     "map": (
         "map", "source", "predictor", "ground_truth_predictor", "frames", "with_pose", "lost", "components",
-        "without_pose", "failure", "camera", "skipped", "seconds", "frames_per_second", "resumed_after",
-        "replay_is_exact",
+        "answers", "without_pose", "failure", "camera", "skipped", "seconds", "frames_per_second",
+        "resumed_after", "replay_is_exact",
     ),
     "refine": (
         "map", "poses", "ground_truth_predictor", "frames", "components", "method", "scale", "loop_events",
@@ -44,6 +44,10 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "localise": (
         "map", "source", "out", "poses", "images", "found", "refusals", "median_inliers", "components",
         "described",
+    ),
+    "merge": (
+        "map", "parts", "frames", "with_pose", "components", "common_places", "accepted", "not_joined",
+        "poses", "solver",
     ),
     "view": ("map", "url", "page", "points", "bytes"),
     "export": ("map", "out", "format", "what", "poses", "notes"),
@@ -101,6 +105,8 @@ def print_json(name: str, result: Mapping[str, Any]) -> None:
     global _printed
     if _program_output is not None:
         _printed = True
+        missing = set(SCHEMAS[name]) - set(result)
+        assert not missing, f"an object {name} without {missing}"
         text = json.dumps({"schema": f"anchor3r/{name}/1", **_plain(dict(result))}, allow_nan=False)
         print(text, file=_program_output, flush=True)
 

@@ -7,6 +7,7 @@ was lost, if refinement contradicts what its window measured, or if ground truth
 from __future__ import annotations
 
 import os
+from dataclasses import astuple
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from anchor3r.datasets.dataset import Card, DataSet, Picture, SequenceTable
 from anchor3r.datasets.files import Files
-from anchor3r.geometry import SE3, rotation_angle, umeyama
+from anchor3r.geometry import SE3, Pinhole, rotation_angle, umeyama
 from anchor3r.sources.images import natural_key
 from anchor3r.store import Map, load_map
+from anchor3r.store.camera import common_camera
 from anchor3r.trajectory import Trajectory
 
 MAX_TURN_DEG, MAX_STEP = 1.0, 0.25
@@ -56,7 +58,7 @@ class OwnMap(DataSet):
         kept = chosen[_trusted(scene_map, trajectory)[chosen]]
         poses = trajectory.camera_from_world[kept]
         frames = trajectory.frames[kept].tolist()
-        cameras = np.array([_camera(scene_map, frame) for frame in frames]).reshape(-1, 4)
+        cameras = np.array([astuple(_camera(files.root, frame))[:4] for frame in frames]).reshape(-1, 4)
         log_scale = np.zeros(len(kept)) if trajectory.log_scale is None else trajectory.log_scale[kept]
         lens = np.stack([np.exp(log_scale), _pose_confidence(trajectory)[kept]], -1)
         return SequenceTable(
@@ -74,8 +76,7 @@ class OwnMap(DataSet):
         image = scene_map.image(frame)
         height, width = image.shape[:2]
         point_map = scene_map.points(frame)
-        camera = scene_map.intrinsics(frame)
-        camera = None if camera is None else camera.resized(width, height)
+        camera = _camera(files.root, frame).resized(width, height)
         if point_map is None:
             return Picture(image, None, camera, pose_confidence=pose_confidence)
         depth = np.nan_to_num(point_map.points_in_camera[..., 2], nan=0.0).astype(np.float32) * np.float32(
@@ -107,9 +108,14 @@ def _components(trajectory: Trajectory) -> NDArray[np.int64]:
     return np.zeros(len(trajectory), np.int64) if trajectory.component is None else trajectory.component
 
 
-def _camera(scene_map: Map, frame: int) -> list[float]:
-    camera = scene_map.intrinsics(frame)
-    return [0.0] * 4 if camera is None else [camera.fx, camera.fy, camera.cx, camera.cy]
+def _camera(root: Path, frame: int) -> Pinhole:
+    """Of a frame whose source knew none, the one that the map has found."""
+    return _opened(root).intrinsics(frame) or _common_camera(root, os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _common_camera(root: Path, _: int) -> Pinhole:
+    return common_camera(_opened(root))
 
 
 def _pose_confidence(trajectory: Trajectory) -> NDArray[np.float64]:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from anchor3r.evaluation import metrics
 from anchor3r.evaluation.benchmarks.benchmark import CloudProtocol
-from anchor3r.geometry import Array, Sim3
+from anchor3r.evaluation.metrics import Alignment, TrajectoryErrors
+from anchor3r.geometry import Array, align_poses
 from anchor3r.sources import Source
 from anchor3r.store import Map
 from anchor3r.store.fused import fused_surface
@@ -28,7 +29,9 @@ _EDGE_RATIO = 1.5
 DENSE_PREFIX = "dense_"
 """Of the metrics of the measured depths of keyframes."""
 FUSED_PREFIX = "fused_"
-"""Of the metrics of the fused surface, placed by the trajectory."""
+"""Of the metrics of the fused surface, placed by the camera centres."""
+POSED_PREFIX = "fused_posed_"
+"""Of those of the same surface, placed by centres and orientations of the cameras."""
 REGISTERED_PREFIX = "fused_registered_"
 """Of those of the same surface after a similarity has fitted it to the true one."""
 _REGISTRATION_POINTS = 10_000
@@ -39,12 +42,12 @@ def geometry_metrics(
     poses: str,
     source: Source,
     frames: NDArray[np.int64],
-    true_from_estimated: Sim3,
+    errors: TrajectoryErrors,
     cloud: CloudProtocol | None,
 ) -> dict[str, float]:
     """Every metric by name: of point maps depth_abs_rel …, of the fused surface fused_f1_at_0.05 …
 
-    frames: those with an estimated and a true pose. true_from_estimated: what aligned the two trajectories.
+    frames: those with an estimated and a true pose. errors: theirs, and what aligned the two trajectories.
     Clouds are compared only if there is a protocol.
     """
     named = depth_metrics(_depths_of_point_maps(scene_map, poses, frames), source)
@@ -61,13 +64,30 @@ def geometry_metrics(
     per_frame = -(-cloud.num_points // len(chosen))
     estimated = _map_points(scene_map, poses, chosen, per_frame, rng)
     true = _true_points(source, chosen, per_frame, rng)
-    named |= _cloud_metrics(true_from_estimated.apply(estimated), true, cloud)
+    named |= _cloud_metrics(errors.true_from_estimated.apply(estimated), true, cloud)
     if (fused := fused_surface(scene_map, poses)) is not None:
-        points = true_from_estimated.apply(fused.mesh.points().astype(np.float64))
-        found = _cloud_metrics(points, true, cloud)
-        named |= {f"{FUSED_PREFIX}{name}": value for name, value in found.items()}
-        named |= _registered_metrics(points, true, cloud)
+        surface = fused.mesh.points().astype(np.float64)
+        named |= _surface_metrics(errors.true_from_estimated.apply(surface), true, errors, cloud)
     return named
+
+
+def _surface_metrics(
+    placed: Array, true: Array, errors: TrajectoryErrors, protocol: CloudProtocol
+) -> dict[str, float]:
+    """Those of a surface (n, 3) as the camera centres place it, as whole poses do, and registered.
+
+    Camera centres that lie almost on a line say little about the rotation around it, which a room some
+    metres away magnifies; orientations say the same of every line. Registration tells the error of the
+    placement from that of the surface.
+    """
+    by_prefix = {
+        FUSED_PREFIX: _cloud_metrics(placed, true, protocol),
+        REGISTERED_PREFIX: _registered_metrics(placed, true, protocol),
+    }
+    if errors.alignment is Alignment.SIM3:
+        posed = align_poses(errors.world_from_estimated, errors.world_from_true).apply(placed)
+        by_prefix[POSED_PREFIX] = _cloud_metrics(posed, true, protocol)
+    return {f"{prefix}{name}": value for prefix, found in by_prefix.items() for name, value in found.items()}
 
 
 def _cloud_metrics(estimated: Array, true: Array, protocol: CloudProtocol) -> dict[str, float]:
@@ -81,11 +101,7 @@ def _cloud_metrics(estimated: Array, true: Array, protocol: CloudProtocol) -> di
 
 
 def _registered_metrics(placed: Array, true: Array, protocol: CloudProtocol) -> dict[str, float]:
-    """Those of a placed surface (n, 3) after its registration, and how far that moved it on average.
-
-    Camera centres that lie almost on a line say little about the rotation around it, which a room some
-    metres away magnifies: this tells the error of the placement from that of the surface.
-    """
+    """Those of a placed surface (n, 3) after its registration, and how far that moved it on average."""
     if not len(placed) or not len(true):
         return {}
     registered_from_placed = metrics.registered_cloud(
@@ -93,8 +109,7 @@ def _registered_metrics(placed: Array, true: Array, protocol: CloudProtocol) -> 
     )
     registered = registered_from_placed.apply(placed)
     found = _cloud_metrics(registered, true, protocol)
-    found["moved_m"] = float(np.linalg.norm(registered - placed, axis=-1).mean())
-    return {f"{REGISTERED_PREFIX}{name}": value for name, value in found.items()}
+    return found | {"moved_m": float(np.linalg.norm(registered - placed, axis=-1).mean())}
 
 
 def _map_points(

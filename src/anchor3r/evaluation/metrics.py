@@ -38,6 +38,9 @@ REGISTRATION_REACH_M, REGISTRATION_END_M, REGISTRATION_STEPS = 0.25, 0.05, 25
 """Of the registration of clouds: the thresholds that F1 is given at, and how many steps lie between them."""
 MIN_REGISTERED_POINTS = 100
 """Pairs below which a registration of clouds means nothing."""
+SCALE_REACH = 25
+"""Poses before and after a step that tell the scale that the map has there: enough for the errors of single
+ones to average out, few enough for it to be the same in all."""
 _EXACT = 1e-30  # variance that counts as none
 
 
@@ -242,14 +245,32 @@ def aligned_pose_errors(world_from_estimated: SE3, world_from_true: SE3) -> Arra
     return _pose_errors(world_from_estimated, moved(motion, world_from_true))
 
 
-def step_errors(world_from_estimated: SE3, world_from_true: SE3, scale: float) -> Array:
+def step_errors(world_from_estimated: SE3, world_from_true: SE3, scale: float | Array) -> Array:
     """(n - 1, 6) the same of every pose but the first, the pose before it being taken to be exact.
 
-    scale: the true length of one of the estimate's units.
+    scale: the true length of one of the estimate's units, for all steps or for each (n - 1,).
     """
     true_step = world_from_true[:-1].inverse() @ world_from_true[1:]
-    expected = world_from_estimated[:-1] @ SE3(true_step.rotation, true_step.translation / scale)
+    lengths = true_step.translation / np.reshape(scale, (-1, 1))
+    expected = world_from_estimated[:-1] @ SE3(true_step.rotation, lengths)
     return _pose_errors(world_from_estimated[1:], expected)
+
+
+def local_scales(world_from_estimated: SE3, world_from_true: SE3, reach: int = SCALE_REACH) -> Array:
+    """(n - 1,) the true length of one of the estimate's units around each step: as the poses up to `reach`
+    before and after it are best aligned.
+
+    A monocular map's scale drifts; how one pose lies relative to another is told in the scale that it has
+    there.
+    """
+    true, estimated = world_from_true.translation, world_from_estimated.translation
+    scales = np.ones(max(len(true) - 1, 0))
+    for k in range(len(scales)):
+        around = slice(max(0, k - reach), k + reach + 2)
+        if np.ptp(true[around], axis=0).max() > MIN_STEP_M:
+            # The truth is the source: regressed on values with errors, the scale would be biased.
+            scales[k] = 1 / float(umeyama(true[around], estimated[around]).scale)
+    return scales
 
 
 def _pose_errors(world_from_estimated: SE3, world_from_true: SE3) -> Array:

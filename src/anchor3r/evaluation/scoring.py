@@ -55,7 +55,7 @@ def score_map(
     variants, scored = score_poses(scene_map, protocol.alignment, out, title)
     for name, found in scored.items():
         variants[name] |= geometry_metrics(
-            scene_map, name, source, found.frames, found.errors.true_from_estimated, protocol.cloud
+            scene_map, name, source, found.frames, found.errors, protocol.cloud
         )
     return SequenceResult(
         num_frames=scene_map.num_frames,
@@ -142,8 +142,9 @@ def scored_trajectory(
     """Compares by frame index; None if too few frames have both poses for an alignment.
 
     Of an estimate in several components only the largest counts: nothing relates it to the others.
-    is_online: covariances are those of the votes of a window, so that they tell how a pose lies relative to
-    the frame before; those of refined poses tell how it lies relative to the trajectory as a whole.
+    is_online: covariances tell how a pose lies relative to the frame before, in the scale that the map has
+    there (that of the whole, if the alignment has none); those of refined poses tell how it lies relative to
+    the trajectory as a whole.
     """
     estimate = estimate.largest_component()
     frames, of_estimate, of_truth = np.intersect1d(estimate.frames, truth.frames, return_indices=True)
@@ -155,7 +156,8 @@ def scored_trajectory(
     if estimate.covariance is not None:
         covariance = estimate.covariance[of_estimate]
         if is_online:
-            steps = metrics.step_errors(estimated, true, float(errors.true_from_estimated.scale))
+            scales = metrics.local_scales(estimated, true) if alignment is Alignment.SIM3 else 1.0
+            steps = metrics.step_errors(estimated, true, scales)
             within = metrics.ellipsoid_shares(steps, covariance[1:])
         else:
             within = metrics.ellipsoid_shares(metrics.aligned_pose_errors(estimated, true), covariance)

@@ -22,12 +22,13 @@ from anchor3r.trajectory import Trajectory
 
 Format = Literal[
     "tum", "kitti", "euroc", "g2o", "ply", "pcd", "las", "laz", "glb", "mesh", "colmap", "nerfstudio",
-    "rrd", "mcap", "geojson", "gpx", "kml",
+    "rrd", "mcap", "rosbag2", "geojson", "gpx", "kml",
 ]  # fmt: skip
 _TRAJECTORIES = ("tum", "kitti", "euroc")
 _PROJECTS = ("colmap", "nerfstudio")
 _ON_EARTH = ("geojson", "gpx", "kml")
-_RECORDINGS = ("rrd", "mcap")
+_RECORDINGS = ("rrd", "mcap", "rosbag2")
+_FOLDERS = (*_PROJECTS, "rosbag2")
 _WITH_POINTS = ("ply", "pcd", "las", "laz", "glb", "mesh", *_PROJECTS)
 _LARGE_CHANGE = 0.05
 """Of a focal length: more of it shows in poses."""
@@ -53,8 +54,8 @@ class ExportSettings:
     voxel: float | None = None
     """Keep one point for each cube of this side, in the map's unit; every point if not given."""
     max_points: int | None = None
-    """Of more points, draw so many by lot; if not given, a million for glb, nerfstudio, rrd and mcap, two
-    hundred thousand for colmap, all for the rest."""
+    """Of more points, draw so many by lot; if not given, a million for glb, nerfstudio, rrd, mcap and
+    rosbag2, two hundred thousand for colmap, all for the rest."""
     points: Literal["fused", "frames"] | None = None
     """Points of the fused surface, or of each frame by itself; fused if there is one of these poses."""
     max_faces: int | None = None
@@ -82,18 +83,18 @@ class Exported:
 def export_map(
     folder: Path | str, out: Path | str, format: Format, settings: ExportSettings | None = None
 ) -> Exported:
-    """Writes a map to a file, or of colmap and nerfstudio to a new folder, for other programs.
+    """Writes a map to a file, or of colmap, nerfstudio and rosbag2 to a new folder, for other programs.
 
     tum, kitti and euroc are trajectories (camera to world) as text, geojson, gpx and kml the path on the
     Earth of a map that was refined with positions; g2o is the motion graph; ply, pcd, las, laz and glb are
     point clouds, las and laz in UTM where the map knows its place, glb with the cameras as lines; mesh is the
     fused surface, as PLY or GLB by the name of the file; colmap and nerfstudio are folders with images,
     cameras and points, from which trainers of splats start; rrd and mcap are recordings that Rerun and
-    Foxglove play.
+    Foxglove play, rosbag2 one for ROS 2.
     """
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
-    if format not in _PROJECTS:
+    if format not in _FOLDERS:
         check_output(out)
     with load_map(folder) as scene_map:
         poses = settings.poses or best_poses(scene_map.trajectory_names())
@@ -317,6 +318,10 @@ def _write_recording(chosen: Selection, out: Path, format: str) -> str:
         from anchor3r.export.rerun_log import write_rrd
 
         return f"a recording of {write_rrd(out, chosen)} frames"
+    if format == "rosbag2":
+        from anchor3r.export.rosbag2 import write_rosbag2
+
+        return f"a recording of {write_rosbag2(out, chosen)} frames"
     from anchor3r.export.mcap_log import write_mcap
 
     return f"a recording of {write_mcap(out, chosen)} frames"

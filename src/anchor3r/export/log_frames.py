@@ -43,6 +43,15 @@ class LoggedFrame:
     loops: tuple[LoggedLoop, ...]
 
 
+_PATHS = 50
+"""Times at which the path so far is written: at every frame its size would grow with the square of them."""
+
+
+def path_steps(count: int) -> set[int]:
+    """Of so many frames those with which recordings of messages write the path so far."""
+    return set(np.linspace(0, count - 1, min(_PATHS, count)).round().astype(int).tolist())
+
+
 def logged_frames(chosen: Selection) -> Iterator[LoggedFrame]:
     """The chosen frames in order; each brings an equal share of the points that are wanted at most."""
     trajectory = chosen.trajectory

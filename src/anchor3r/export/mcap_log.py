@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.export.log_frames import LoggedFrame, LoggedLoop, logged_frames
+from anchor3r.export.log_frames import LoggedFrame, LoggedLoop, logged_frames, path_steps
 from anchor3r.export.selection import Selection
 from anchor3r.geometry import quat_from_rotation
 from anchor3r.io.extras import bag_library
@@ -23,8 +23,6 @@ from anchor3r.io.pointcloud import Cloud
 from anchor3r.trajectory import Trajectory
 
 WORLD, MAP, CAMERA = "world", "map", "camera"
-_PATHS = 50
-"""Times at which the path so far is written: at every frame its size would grow with the square of them."""
 _POINT = np.dtype([("xyz", "<f4", (3,)), ("rgba", "u1", (4,))])
 _LOOP_COLOURS = {True: (0.0, 0.8, 0.3, 1.0), False: (0.8, 0.0, 0.0, 1.0)}
 
@@ -33,7 +31,7 @@ def write_mcap(path: Path, chosen: Selection) -> int:
     """Writes the recording frame by frame, and returns the number of frames."""
     writing = bag_library("mcap_protobuf.writer")
     count = len(chosen.trajectory)
-    steps = set(np.linspace(0, count - 1, min(_PATHS, count)).round().astype(int).tolist())
+    steps = path_steps(count)
     with replacing(path) as file, writing.Writer(file) as writer:
         log = _FoxgloveLog(writer)
         for k, frame in enumerate(logged_frames(chosen)):

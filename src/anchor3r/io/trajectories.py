@@ -1,7 +1,8 @@
 """Trajectories as text that other programs read: TUM and EuRoC (time, centre, quaternion), KITTI (matrices).
 
 All hold camera-to-world poses; their covariance is a table of its own. A KITTI file has no frame numbers:
-line k is the k-th frame, so a frame without a pose has to be filled or refused.
+line k is the k-th frame, so a frame without a pose has to be filled or refused. What some other systems write
+is read only: whole matrices, and LongStream's table, which is world-to-camera.
 """
 
 from __future__ import annotations
@@ -42,6 +43,15 @@ class TrajectoryFormat(StrEnum):
     TUM = "tum"
     KITTI = "kitti"
     EUROC = "euroc"
+    MATRICES = "matrices"
+    """4×4 camera-to-world matrices, 16 numbers a line: VGGT-Long, Pi-Long, DA3-Streaming."""
+    LONGSTREAM = "longstream"
+    """Number of the frame, rotation row by row and translation, world-to-camera: LongStream."""
+
+
+_NANOSECONDS = 1e14
+"""Times from here on are in nanoseconds, as ORB-SLAM3 writes them for EuRoC: in seconds they would be three
+million years after the epoch."""
 
 
 def write_tum(path: Path | str, trajectory: Trajectory, *, comment: str = "") -> None:
@@ -105,19 +115,34 @@ def write_kitti(
 def read_tum(path: Path | str) -> Trajectory:
     """Reads what `write_tum` and the TUM tools write; frames are numbered as they come."""
     values = _read_lines(path, 8, "timestamp tx ty tz qx qy qz qw")
-    return _from_quaternions(path, values[:, 0], values[:, 1:4], values[:, [7, 4, 5, 6]])
+    stamps_s = values[:, 0] * (1e-9 if values[:, 0].max() >= _NANOSECONDS else 1.0)
+    return _from_quaternions(path, stamps_s, values[:, 1:4], values[:, [7, 4, 5, 6]])
 
 
 def read_kitti(path: Path | str) -> Trajectory:
     """Reads what `write_kitti` and KITTI's own files hold; it has no times."""
     matrices = _read_lines(path, 12, "the 12 entries of a 3×4 matrix").reshape(-1, 3, 4)
-    world_from_camera = matrices[:, :, :3]
-    error = np.abs(world_from_camera @ world_from_camera.swapaxes(1, 2) - np.eye(3)).max((1, 2), initial=0)
-    bad = (error > _ROTATION_TOLERANCE) | (np.linalg.det(world_from_camera) < 0)
-    _refuse(path, bad, "the left 3×3 block is not a rotation")
-    return Trajectory(
-        frames=np.arange(len(matrices)), rotation=world_from_camera.swapaxes(1, 2), center=matrices[:, :, 3]
-    )
+    return _from_matrices(path, matrices)
+
+
+def read_matrices(path: Path | str) -> Trajectory:
+    """Reads 4×4 camera-to-world matrices, one a line; it has no times."""
+    matrices = _read_lines(path, 16, "the 16 entries of a 4×4 matrix").reshape(-1, 4, 4)
+    last = np.abs(matrices[:, 3] - [0, 0, 0, 1]).max(1)
+    _refuse(path, last > _ROTATION_TOLERANCE, "the last row of the matrix is not 0 0 0 1")
+    return _from_matrices(path, matrices[:, :3])
+
+
+def read_longstream(path: Path | str) -> Trajectory:
+    """Reads LongStream's abs_pose.txt: frame, rotation row by row, translation, world-to-camera."""
+    values = _read_lines(path, 13, "a frame's number, 9 entries of its rotation and 3 of its translation")
+    number = values[:, 0]
+    not_next = np.append(False, np.diff(number) <= 0)
+    _refuse(path, (number < 0) | (number % 1 != 0) | not_next, "frames are not numbered in ascending order")
+    rotation, translation = values[:, 1:10].reshape(-1, 3, 3), values[:, 10:]
+    inverse = rotation.swapaxes(1, 2)
+    center = -(inverse @ translation[..., None])
+    return _from_matrices(path, np.concatenate([inverse, center], -1), number.astype(np.int64))
 
 
 def read_euroc(path: Path | str) -> Trajectory:
@@ -130,6 +155,8 @@ _READERS: dict[TrajectoryFormat, Callable[[Path], Trajectory]] = {
     TrajectoryFormat.TUM: read_tum,
     TrajectoryFormat.KITTI: read_kitti,
     TrajectoryFormat.EUROC: read_euroc,
+    TrajectoryFormat.MATRICES: read_matrices,
+    TrajectoryFormat.LONGSTREAM: read_longstream,
 }
 
 
@@ -143,13 +170,34 @@ def _detected(path: Path) -> TrajectoryFormat:
     if "," in line:
         return TrajectoryFormat.EUROC
     count = len(line.split())
-    by_columns = {8: TrajectoryFormat.TUM, 12: TrajectoryFormat.KITTI}
+    by_columns = {
+        8: TrajectoryFormat.TUM,
+        12: TrajectoryFormat.KITTI,
+        13: TrajectoryFormat.LONGSTREAM,
+        16: TrajectoryFormat.MATRICES,
+    }
     if count not in by_columns:
         found = f"line {number} has {count} columns" if count else "it is empty"
         raise Anchor3RError(
-            f"{path} is no trajectory that is known: {found}, but TUM has 8, KITTI 12, and EuRoC commas"
+            f"{path} is no trajectory that is known: {found}, but TUM has 8, KITTI 12, "
+            "LongStream 13, matrices 16, and EuRoC commas"
         )
     return by_columns[count]
+
+
+def _from_matrices(
+    path: Path | str, world_from_camera: NDArray[np.float64], frames: NDArray[np.int64] | None = None
+) -> Trajectory:
+    """Of matrices (n, 3, 4), of the frames with these numbers, or of all in order."""
+    rotation = world_from_camera[:, :, :3]
+    error = np.abs(rotation @ rotation.swapaxes(1, 2) - np.eye(3)).max((1, 2), initial=0)
+    bad = (error > _ROTATION_TOLERANCE) | (np.linalg.det(rotation) < 0)
+    _refuse(path, bad, "the left 3×3 block is not a rotation")
+    return Trajectory(
+        frames=np.arange(len(rotation)) if frames is None else frames,
+        rotation=rotation.swapaxes(1, 2),
+        center=world_from_camera[:, :, 3],
+    )
 
 
 def _from_quaternions(

@@ -15,7 +15,7 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 
-TOKENS, GRADIENTS, NETVLAD = "tokens", "gradients", "netvlad"
+TOKENS, PLACES, GRADIENTS, NETVLAD = "tokens", "places", "gradients", "netvlad"
 
 
 class PlaceDescriptor(Protocol):
@@ -41,8 +41,8 @@ def load_descriptor(name: str) -> PlaceDescriptor | None:
 
         return NetVLADDescriptor.load(Path(path))
     raise Anchor3RError(
-        f"there is no descriptor {name!r}; there are: {TOKENS}, {GRADIENTS}, {NETVLAD}:PATH (the public "
-        "Pittsburgh weights, .mat or .pth)"
+        f"there is no descriptor {name!r}; there are: {TOKENS}, {PLACES}, {GRADIENTS}, {NETVLAD}:PATH (the "
+        "public Pittsburgh weights, .mat or .pth)"
     )
 
 

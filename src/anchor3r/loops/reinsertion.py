@@ -8,8 +8,10 @@ asked: each direction's edges must agree with each other, and both directions on
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,8 @@ from anchor3r.trajectory import Trajectory
 
 FrameReader = Callable[[int], Frame]
 """Gives a frame of the map by its index."""
+_REMEMBERED_BYTES = 64 << 20
+"""Of images: those of some dozens of neighbouring events of ordinary videos."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +69,27 @@ class _Direction:
     """Median distance between the anchor and the members, and among the members."""
 
 
+class _RememberedFrames:
+    """The frames used last: neighbouring events share most of theirs, so each is decoded once."""
+
+    def __init__(self, read_frame: FrameReader) -> None:
+        self._read, self._lock = read_frame, Lock()
+        self._frames: OrderedDict[int, Frame] = OrderedDict()
+        self._num_bytes = 0
+
+    def __call__(self, index: int) -> Frame:
+        with self._lock:
+            if (frame := self._frames.get(index)) is None:
+                frame = self._frames[index] = self._read(index)
+                self._num_bytes += frame.image.nbytes
+            self._frames.move_to_end(index)
+            while self._num_bytes > _REMEMBERED_BYTES and len(self._frames) > 1:
+                self._num_bytes -= self._frames.popitem(last=False)[1].image.nbytes
+            return frame
+
+
 class Reinsertion:
-    """Measures loop events of one map."""
+    """Measures loop events of one map; from several threads at once if its predictor can."""
 
     def __init__(
         self,
@@ -79,7 +102,8 @@ class Reinsertion:
         members: NDArray[np.int64] | None = None,
     ) -> None:
         """online, members: the map's poses and the frames that windows look back to, if they are at hand."""
-        self._map, self._predictor, self._read_frame, self._config = scene_map, predictor, read_frame, config
+        self._map, self._predictor, self._config = scene_map, predictor, config
+        self._read_frame = _RememberedFrames(read_frame)
         self._online = scene_map.trajectory() if online is None else online
         # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
         # Only these are related to each other by several windows, so that a loop can tell their scale.

@@ -104,7 +104,7 @@ def retrieve(
     frames = keyframes.frames
     descriptor = whitened(keyframes.descriptor, config.dimensions, config.noise_share, sample)
     found: list[tuple[Int, Int, Float]] = []
-    for rows, candidate in _candidates(keyframes, config, first):
+    for rows, candidate in other_visits(keyframes, config, first):
         score = np.where(candidate, _similarity(descriptor, rows, config.run), -np.inf)
         for _ in range(config.top_k):
             best = score.argmax(1)
@@ -168,10 +168,13 @@ def _similarity(descriptor: Float, rows: Int, run: int) -> Float:
     return total / np.maximum(count, 1)
 
 
-def _candidates(
+def other_visits(
     keyframes: Keyframes, config: RetrievalConfig, first: int = 0
 ) -> Iterator[tuple[Int, NDArray[np.bool_]]]:
-    """Blocks of queries (b,), and which keyframes (b, n) are earlier visits with an absence in between."""
+    """Blocks of queries (b,), and which keyframes (b, n) are earlier visits with an absence in between.
+
+    first: row from which on keyframes are queries.
+    """
     frames, poses, component = keyframes.frames, keyframes.camera_from_world, keyframes.component
     center, forward = np.asarray(poses.center(), np.float64), poses.rotation[:, 2]
     reach = _reach(frames, center, component, config.away_frames)
@@ -248,7 +251,7 @@ def recall_of(
 
     revisits = [
         rows[(candidate & same_place(rows[:, None], np.arange(len(center)))).any(1)]
-        for rows, candidate in _candidates(truth, config)
+        for rows, candidate in other_visits(truth, config)
     ]
     is_true = same_place(query, match)
     revisited = np.concatenate([*revisits, np.empty(0, np.int64)])

@@ -93,8 +93,9 @@ def import_trajectory(
 ) -> dict[str, Any]:
     """Makes a map of a source with the poses of another system, and returns a summary (JSON).
 
-    trajectory: a TUM, KITTI or EuRoC file, a COLMAP model (folder, images.txt or images.bin), or .npy or .npz
-    with matrices (n, 4, 4) or (n, 3, 4).
+    trajectory: a TUM, KITTI or EuRoC file, lines of 4×4 matrices (VGGT-Long, DA3-Streaming), LongStream's
+    abs_pose.txt, a COLMAP model (folder, images.txt or images.bin), or .npy or .npz with matrices (n, 4, 4)
+    or (n, 3, 4).
     source: the frames that the system has seen; those without a pose become gaps.
     depth: a folder with a depth image (16-bit .png) or array (.npy) for each frame, in the poses' scale.
     """
@@ -147,7 +148,7 @@ def _read_poses(path: Path, source: Source, settings: ImportSettings) -> PairedP
         settings.pairing == "auto" and trajectory.timestamps_s is not None
     )
     if not by_time:
-        index = source.wanted.start + source.wanted.step * np.arange(len(trajectory), dtype=np.float64)
+        index = source.wanted.start + source.wanted.step * trajectory.frames.astype(np.float64)
         return PairedPoses(index, trajectory.camera_from_world, False, 0.0)
     if trajectory.timestamps_s is None:
         raise Anchor3RError(f"{path} has no times to pair its poses by; pair them by order")

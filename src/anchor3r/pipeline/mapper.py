@@ -7,6 +7,7 @@ For every frame the predictor measures its window; members whose pose is known v
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from anchor3r.pipeline.loop_closing import LoopCloser
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
+from anchor3r.pose_graph.step_covariance import MeasuredWindow, as_pose_covariance
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
@@ -98,6 +100,8 @@ class _State:
     """The latest pose of an anchor."""
     num_components: int = 0
     """Components begun so far."""
+    window: MeasuredWindow | None = None
+    """The window of `last`, as far as its members have poses; None if its predictor states no covariances."""
 
 
 class Mapper:
@@ -121,6 +125,7 @@ class Mapper:
 
     def step(self, frame: Frame) -> Update:
         """Takes the next frame of the stream."""
+        started = time.perf_counter()
         prediction = _finite(self.predictor.step(frame))
         update = self._locate(prediction)
         closing = None if self._closer is None else self._closer.due()
@@ -133,6 +138,8 @@ class Mapper:
                 self._closer.start()
             if self.store.snapshot_due:
                 self.store.save_snapshot(self.snapshot())
+        if self._closer is not None:
+            self._closer.pace(time.perf_counter() - started)
         return self._corrected(update, None if closing is None else closing.correction)
 
     def _corrected(self, update: Update, correction: OnlineCorrection | None) -> Update:
@@ -160,12 +167,16 @@ class Mapper:
     def snapshot(self) -> Arrays:
         """The whole streaming state as arrays, so that `restore` goes on bit for bit from here."""
         state = prefixed("mapper", to_arrays(self._state))
+        if self._closer is not None:
+            state |= prefixed("closer", self._closer.snapshot())
         return state | prefixed("predictor", self.predictor.snapshot())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `snapshot` gave."""
         self._state = from_arrays(_State, part(state, "mapper"))
         self.predictor.restore(part(state, "predictor"))
+        if self._closer is not None:
+            self._closer.restore(part(state, "closer"))
 
     def _resume(self, source: Source) -> int:
         """Puts back the last state in the store and returns the first frame to take.
@@ -270,15 +281,32 @@ class Mapper:
             frame=prediction.anchor,
             config=self.config.online,
         )
+        covariance = self._covariance(prediction, which, math.exp(log_scale), estimate.rotation)
         return FramePose(
             frame=prediction.anchor,
             rotation=estimate.rotation,
             center=estimate.center,
-            covariance=estimate.covariance,
+            covariance=estimate.covariance if covariance is None else covariance,
             component=members[0].component,
             log_scale=log_scale,
             log_scale_sigma=log_scale_sigma,
         )
+
+    def _covariance(
+        self, prediction: WindowPrediction, which: list[int], scale: float, rotation: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """(6, 6) of the anchor's pose relative to the frame before, from the covariances of its own edges;
+        None if the predictor states none."""
+        before, self._state.window = self._state.window, None
+        alone = prediction.covariance_alone
+        covariance = prediction.covariance if alone is None else alone
+        if covariance is None:
+            return None
+        edges = SE3(prediction.member_from_anchor_rotation, prediction.member_from_anchor_translation)
+        self._state.window = window = MeasuredWindow.of(
+            prediction.anchor, prediction.members[which], edges[which], covariance[which], scale
+        )
+        return as_pose_covariance(window.relative_to(before), rotation)
 
     def _log_scale(self, prediction: WindowPrediction, newest: FramePose) -> tuple[float, float]:
         """Log of the window's scale over the map's, and its spread, along the chain of measured ratios."""
@@ -318,6 +346,7 @@ def _finite(prediction: WindowPrediction) -> WindowPrediction:
         member_from_anchor_translation=translation[good],
         confidence=prediction.confidence[good],
         covariance=None if prediction.covariance is None else prediction.covariance[good],
+        covariance_alone=None if prediction.covariance_alone is None else prediction.covariance_alone[good],
         status=prediction.status if good.any() else WindowStatus.LOST,
     )
 

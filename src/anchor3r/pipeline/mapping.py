@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.pipeline.loop_closing import LoopCloser, LoopClosingConfig
+from anchor3r.pipeline.loop_closing import LoopCloser
+from anchor3r.pipeline.loop_jobs import LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.pipeline.shortfall import REMEDIES, Gap, gaps_of
@@ -27,7 +28,8 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
 from anchor3r.store import MapWriter, StoreConfig, load_map
-from anchor3r.threads import chosen_threads, limited_threads
+from anchor3r.store.localising import places_identity
+from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
 
 _CAMERA_FRAMES = 300
 """Frames of the first pass that finds an unknown camera. A handheld video tells it in a hundred, a drive in
@@ -194,13 +196,15 @@ class MappingRun:
             loaded_as=predictor.loaded_as,
         )
         self._closer = None if closing is None else self._make_closer(closing, settings)
-        self._mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        self.mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        """Takes the frames, one by one."""
         self._started = self._ended = time.monotonic()
 
     def _make_closer(self, config: LoopClosingConfig, settings: MapSettings) -> LoopCloser:
         loaded_as = self._predictor.loaded_as
         assert loaded_as is not None
         search, _ = self.store.begin_search({"online": asdict(config)})
+        self.store.begin_places(places_identity())
         return LoopCloser(
             self.store.folder,
             lambda: load_predictor(**loaded_as, device=settings.device),
@@ -212,6 +216,8 @@ class MappingRun:
     def __enter__(self) -> Self:
         threads = chosen_threads(self._threads, gains=self._predictor.gains_from_threads)
         self._limits.enter_context(limited_threads(threads))
+        if self._closer is not None:
+            self._limits.enter_context(frequent_switches())
         return self
 
     def __exit__(
@@ -236,7 +242,7 @@ class MappingRun:
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
         self._begin_with_camera()
-        for update in self._mapper.run(self.source):
+        for update in self.mapper.run(self.source):
             self.num_updates += 1
             self._ended = time.monotonic()
             yield update
@@ -259,12 +265,14 @@ class MappingRun:
         with load_map(self.store.folder) as scene_map:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
             only_turns = scene_map.trajectory().only_turns()
+            answers = scene_map.answers()
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
             "predictor": meta["identity"]["predictor"],
             "ground_truth_predictor": meta["ground_truth_predictor"],
             **asdict(counts),
+            "answers": answers,
             "without_pose": [asdict(gap) for gap in gaps],
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
             "only_turns": only_turns,

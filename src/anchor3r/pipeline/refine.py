@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.loops.descriptors import GRADIENTS, TOKENS, load_descriptor
+from anchor3r.loops.descriptors import GRADIENTS, PLACES, load_descriptor
+from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
+from anchor3r.pipeline.distances import point_reader
+from anchor3r.pipeline.ground_heights import ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
+from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pipeline.solving import Solution, solve
 from anchor3r.pose_graph.edges import Edges
@@ -33,6 +39,10 @@ from anchor3r.store import OFFLINE, ONLINE, Loop, LoopState, Map, MapWriter, loa
 from anchor3r.threads import chosen_threads, limited_threads
 
 LOOPS_CSV = "loops.csv"
+MERGE = "merge"
+"""In the identity of a search: it holds what parts of a merged map have in common, and their own loops."""
+_JOIN_SUPPORTERS = 2
+"""Events that must measure the same before one of them joins two parts of a merged map."""
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
 
@@ -45,6 +55,8 @@ class LoopSearchConfig:
     """What counts as another visit of a place."""
     reinsertion: ReinsertionConfig = ReinsertionConfig()
     """When the measurements of one loop event agree with each other."""
+    places: PlaceConfig = PlaceConfig()
+    """How places are recognised by features, where they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,14 +107,14 @@ def refine_map(
         read_frame = read_frame or (scene_map.frame if source is None else source.read)
         if not len(scene_map.trajectory()):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
-        number, searched = None, False
+        number, searched = merge_search(scene_map), False
         config = config or LoopSearchConfig()
         if settings.loops:
             search = _LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            solution, known = _solution(scene_map, number, loops, settings)
+            solution, known = _solution(scene_map, number, loops, settings, read_frame)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
@@ -118,9 +130,14 @@ def refine_map(
             )
             if known is not None and solution.placed is not None:
                 write_priors_csv(writer.folder / table_of(PRIORS_CSV, name), known.table(solution.placed))
-            if settings.loops:
+            if number is not None:
                 write_loops_csv(writer.folder / loops_csv(name), solution.loops)
-    return summary | {"seconds": clock.seconds}
+    return {"map": str(folder), **summary, "seconds": clock.seconds}
+
+
+def merge_search(scene_map: Map) -> int | None:
+    """Number of the search whose events join the parts of a merged map; None if it is none."""
+    return next((n for n in scene_map.searches() if MERGE in scene_map.search_identity(n)), None)
 
 
 def loops_csv(name: str) -> str:
@@ -198,11 +215,11 @@ class _LoopSearch:
         self._map, self._writer, self._interval = scene_map, writer, settings.keyframe_interval
         self._predictor = settings.predictor
         self._retrieval = replace(config.retrieval, top_k=settings.top_k)
+        self._places = config.places
         self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
-        has_tokens = len(scene_map.descriptors()[0]) > 0
-        self._descriptor = settings.descriptor or (TOKENS if has_tokens else GRADIENTS)
+        self._descriptor = settings.descriptor or best_descriptor(scene_map)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:
         """Measures loops unless the map has those of this very search; its number, and whether it did.
@@ -230,6 +247,7 @@ class _LoopSearch:
             "keyframe_interval": self._interval,
             "retrieval": asdict(self._retrieval),
             "reinsertion": asdict(self._reinsertion),
+            **({"places": asdict(self._places)} if self._descriptor == PLACES else {}),
         }
 
     def _measure(self, load: Callable[[], Predictor], search: int) -> None:
@@ -238,28 +256,87 @@ class _LoopSearch:
             predictor = load()
             if (camera := self._map.meta.get("camera")) is not None:
                 predictor.hold_camera(camera)
+        recognised = self._recognised()
+        if self._descriptor == PLACES:
+            pairs = [(*pair, event[0].figures["share"]) for pair, event in recognised.items()]
+        else:
+            pairs = self._alike(predictor)
+        self._take_over_merged(search)
+        done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
+        known, pairs = self._measured_online(), [pair for pair in pairs if pair[:2] not in done]
+        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
+
+        def look(query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
+            if (query, match) in known:
+                loop, groups = known[query, match]
+                return replace(loop, figures={**loop.figures, "similarity": similarity}), groups
+            loop, groups = reinsertion.measure(-1, query, match, similarity)
+            # Of another viewpoint windows may say nothing, where the matches of features do.
+            return (
+                recognised.get((query, match), (loop, groups)) if loop.state.is_left_out else (loop, groups)
+            )
+
+        with self._clock.stage("loops"), closing(self._in_order(look, pairs, predictor)) as events:
+            self._progress("loops", 0, len(pairs))
+            for k, (loop, groups) in enumerate(events):
+                self._writer.add_loop(replace(loop, event=self._writer.next_event()), groups, search)
+                self._progress("loops", k + 1, len(pairs))
+
+    def _in_order(
+        self,
+        look: Callable[[int, int, float], tuple[Loop, list[Edges]]],
+        pairs: list[tuple[int, int, float]],
+        predictor: Predictor,
+    ) -> Generator[tuple[Loop, list[Edges]], None, None]:
+        """The events of all pairs; on several threads, each with one event, if the predictor can do that."""
+        if not predictor.relates_concurrently:
+            with limited_threads(chosen_threads(self._threads, gains=predictor.gains_from_threads)):
+                yield from (look(*pair) for pair in pairs)
+            return
+        num_threads, queue = chosen_threads(self._threads, gains=True), iter(pairs)
+        with limited_threads(1), ThreadPoolExecutor(num_threads) as pool:
+            pending = deque(pool.submit(look, *pair) for pair in islice(queue, num_threads + 1))
+            try:
+                while pending:
+                    event = pending.popleft().result()
+                    pending.extend(pool.submit(look, *pair) for pair in islice(queue, 1))
+                    yield event
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def _recognised(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
+        """By query and match the events of keyframes that recognise a place by their features."""
+        if self._descriptor != PLACES:
+            return {}
+        with self._clock.stage("describing"):
+            keep_features(self._map, self._writer, self._read_frame, self._progress)
+        with self._clock.stage("retrieval"):
+            events = known_places(self._map, self._retrieval, self._places, self._progress)
+            return {(loop.query, loop.match): (loop, groups) for loop, groups in events}
+
+    def _alike(self, predictor: Predictor) -> list[tuple[int, int, float]]:
+        """(query, match, similarity) of keyframes whose descriptors are alike."""
         # A frame of the match's window must not be one of the query's.
         min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
         with self._clock.stage("retrieval"):
-            matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
-        done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
-        reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
-        frames, known = self._online.frames, self._measured_online()
-        threads = chosen_threads(self._threads, gains=predictor.gains_from_threads)
-        with self._clock.stage("loops"), limited_threads(threads):
-            for k in range(len(matches)):
-                self._progress("loops", k, len(matches))
-                query, match = int(frames[matches.query[k]]), int(frames[matches.match[k]])
-                if (query, match) in done:
-                    continue
-                event, similarity = self._writer.next_event(), float(matches.similarity[k])
-                if (query, match) in known:
-                    loop, groups = known[query, match]
-                    figures = {**loop.figures, "similarity": similarity}
-                    self._writer.add_loop(replace(loop, event=event, figures=figures), groups, search)
-                    continue
-                self._writer.add_loop(*reinsertion.measure(event, query, match, similarity), search)
-            self._progress("loops", len(matches), len(matches))
+            found = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
+        names = self._online.frames
+        return [
+            (int(names[query]), int(names[match]), float(similarity))
+            for query, match, similarity in zip(found.query, found.match, found.similarity, strict=True)
+        ]
+
+    def _take_over_merged(self, search: int) -> None:
+        """Gives the search the events that join the parts of a merged map, unless it has them already."""
+        merged = merge_search(self._map)
+        if merged is None or self._map.search_loops(search):
+            return
+        events = self._map.measured_loops(merged)
+        first = self._writer.next_event()
+        self._writer.write_loops(
+            ((replace(loop, event=first + k), groups) for k, (loop, groups) in enumerate(events)), search
+        )
 
     def _measured_online(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
         """Events by query and match that were measured in the same way as the map was made."""
@@ -269,6 +346,8 @@ class _LoopSearch:
             if about is None or about["reinsertion"] != asdict(self._reinsertion):
                 continue
             for loop, groups in self._map.measured_loops(number):
+                if "similarity" not in loop.figures:
+                    continue  # measured by features, as windows may do better
                 if not loop.state.is_left_out:  # what the graph said is said anew
                     loop = replace(loop, state=LoopState.PENDING)
                 measured[loop.query, loop.match] = loop, groups
@@ -319,10 +398,21 @@ def _with_choices(scene_map: Map, search: int, choices: LoopChoices) -> list[Loo
 
 
 def _solution(
-    scene_map: Map, search: int | None, loops: list[Loop], settings: RefineSettings
+    scene_map: Map,
+    search: int | None,
+    loops: list[Loop],
+    settings: RefineSettings,
+    read_frame: FrameReader,
 ) -> tuple[Solution, MapKnowledge | None]:
+    heights = None
+    if settings.priors.camera_height is not None:
+        windows, _ = scene_map.search_graph(None)
+        heights = ground_heights(scene_map, windows, lambda k: read_frame(k).image)
     graph, event_of_group = scene_map.search_graph(search)
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames())
+    is_merged, scale = bool(scene_map.parts()), settings.scale
+    if is_merged and scale is None:
+        scale = "free"  # every map has its own
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights, point_reader(scene_map))
     return solve(
         graph,
         scene_map.trajectory(),
@@ -331,8 +421,9 @@ def _solution(
         left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
         vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
-        scale=settings.scale,
+        scale=scale,
         known=None if known is None else known.known,
+        join_supporters=_JOIN_SUPPORTERS if is_merged else 0,
     ), known
 
 
@@ -349,7 +440,6 @@ def _summary(
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
     return {
-        "map": str(scene_map.folder),
         "poses": name,
         "ground_truth_predictor": bool(scene_map.meta.get("ground_truth_predictor")),
         "frames": len(refined),

@@ -29,8 +29,8 @@ class MapSettings:
     """How a source becomes a map."""
 
     predictor: str = "auto"
-    """What measures windows: auto, tiny, features, a checkpoint, vggt:PATH or
-    ground-truth[:DEGREES,FRACTION]."""
+    """What measures windows: auto (features, and tiny where that has no answer), tiny, features, a
+    checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION]."""
     window: int | None = None
     """Frames in a window; the predictor's own number if not given."""
     every: int = 1
@@ -81,15 +81,18 @@ class RefineSettings:
     top_k: int = RetrievalConfig.top_k
     """Earlier places to try for a keyframe."""
     descriptor: str | None = None
-    """How places are recognised: tokens (from the predictor, as it mapped), gradients (from the kept images)
-    or netvlad:PATH (public Pittsburgh weights). Tokens if the map has them."""
+    """How places are recognised: tokens (from the predictor, as it mapped), places (by local features, also
+    from elsewhere), gradients (of the kept images) or netvlad:PATH (public Pittsburgh weights). If not given,
+    tokens if the map has them, else places if it has depths."""
     predictor: str | None = None
-    """What measures loops; the predictor that the map was made with if not given."""
+    """What measures loops; the predictor that the map was made with if not given. Where it finds no relation,
+    places are measured by the matches of their features."""
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
     threads: int | None = None
-    """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
-    else has one, so that its results do not depend on it."""
+    """CPU threads of a network that is large enough to gain from them, or of the classical predictor, one
+    loop event each; all cores if not given. Everything else has one. The classical predictor's result is the
+    same with any number."""
     priors: PriorSettings = PriorSettings()
     """What is known from elsewhere; it gives the map metres, and its place on the Earth."""
 

@@ -21,6 +21,7 @@ from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses, verify_graph
 from anchor3r.pose_graph.placement import Knowledge, Placed
 from anchor3r.pose_graph.report import Report
+from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import topology_of
 from anchor3r.pose_graph.verification import EventVerdict, EventVerdicts, Verdict
 from anchor3r.store import Loop, LoopState
@@ -83,12 +84,14 @@ def solve(
     method: Method = "joint",
     scale: Scale | None = None,
     known: Knowledge | None = None,
+    join_supporters: int = 0,
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
     online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
     accepted. scale None: free where window edges carry measured ratios of scales, or something is known.
     known: priors on the graph's frames, which place the poses in a world of their own; method joint only.
+    join_supporters: as in `VerificationConfig`.
     """
     event_of = np.full(graph.num_groups, -1)
     if event_of_group:
@@ -101,10 +104,15 @@ def solve(
         measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
         scale = "free" if measured or known is not None else "fixed"
     vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
+    config = RefineConfig(
+        scale=scale,
+        scales=_expected_scales(edges),
+        verification=VerificationConfig(join_supporters=join_supporters),
+    )
     if method == "joint":
-        solved = _joint(edges, online, scale, vouched_groups, event_of, known)
+        solved = _joint(edges, online, config, vouched_groups, event_of, known)
     else:
-        solved = _SOLVERS[method](edges, online, scale, vouched_groups, event_of)
+        solved = _SOLVERS[method](edges, online, config, vouched_groups, event_of)
     found = _by_event(solved.verdicts, event_of)
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
@@ -154,11 +162,15 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
 
 
 def _joint(
-    edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int, known: Knowledge | None
+    edges: Edges,
+    online: Trajectory,
+    config: RefineConfig,
+    vouched: Int,
+    event_of: Int,
+    known: Knowledge | None,
 ) -> _Solved:
     graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
-    config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     refined, report = refine_poses(
         graph, start, config,
         vouched=vouched, event_of_group=event_of, known=known, with_covariance=True,
@@ -169,9 +181,10 @@ def _joint(
     )  # fmt: skip
 
 
-def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
+def _decoupled(
+    edges: Edges, online: Trajectory, config: RefineConfig, vouched: Int, event_of: Int
+) -> _Solved:
     """Rotations first, then positions: loops are verified and scales averaged before."""
-    config = RefineConfig(scale=scale, scales=_expected_scales(edges))
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):
         verified, _ = verify_graph(
@@ -182,7 +195,7 @@ def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, eve
         edges = replace(edges, weight=np.where(cut, 0.0, edges.weight))
     topology = topology_of(edges)
     log_scale = np.zeros(len(topology.frames))
-    if scale == "free":
+    if config.scale == "free":
         log_scale, _ = average_scales(MotionGraph(edges), config.scales)
         edges = in_one_scale(edges, log_scale, topology)
     start = online.camera_from_world[np.searchsorted(online.frames, topology.frames)]
@@ -190,9 +203,11 @@ def _decoupled(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, eve
     return _Solved(poses, log_scale, verdicts, report)
 
 
-def _as_published(edges: Edges, online: Trajectory, scale: Scale, vouched: Int, event_of: Int) -> _Solved:
+def _as_published(
+    edges: Edges, online: Trajectory, config: RefineConfig, vouched: Int, event_of: Int
+) -> _Solved:
     """Algorithm 2 of the paper: every edge of every loop takes part, in one scale."""
-    if scale == "free":
+    if config.scale == "free":
         raise Anchor3RError(
             "method paper has one scale for the whole map; choose scale fixed, or method joint or decoupled"
         )

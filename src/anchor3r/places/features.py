@@ -28,14 +28,21 @@ class FeatureConfig:
     """Features of an image at most: the strongest."""
     side: int = 640
     """Longer side in pixels that larger images are reduced to."""
+    least_side: int = 256
+    """Longer side in pixels that smaller images are enlarged to: features of a few pixels tell little."""
     contrast: float = 0.02
     """Least contrast of a feature; half of SIFT's own default, since walls indoors have little."""
     ratio: float = 0.85
     """A match is this much closer than the second best at most."""
 
     def __post_init__(self) -> None:
-        if not (self.count >= 1 and self.side >= 32 and self.contrast >= 0 and 0 < self.ratio <= 1):
-            raise ValueError(f"count, side, contrast or ratio cannot be: {self}")
+        if not (
+            self.count >= 1
+            and 32 <= self.least_side <= self.side
+            and self.contrast >= 0
+            and 0 < self.ratio <= 1
+        ):
+            raise ValueError(f"contrast or ratio cannot be: {self}")
 
 
 _DEFAULT = FeatureConfig()
@@ -61,10 +68,11 @@ def extract(image: NDArray[np.uint8], config: FeatureConfig = _DEFAULT) -> Local
     """The strongest features of an image (H, W, 3) RGB or (H, W)."""
     grey = image if image.ndim == 2 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     height, width = grey.shape
-    shrink = min(1.0, config.side / max(height, width))
-    size = max(1, round(width * shrink)), max(1, round(height * shrink))
+    longer = max(height, width)
+    resized = np.clip(longer, config.least_side, config.side) / longer
+    size = max(1, round(width * resized)), max(1, round(height * resized))
     if size != (width, height):
-        grey = cv2.resize(grey, size, interpolation=cv2.INTER_AREA)
+        grey = cv2.resize(grey, size, interpolation=cv2.INTER_AREA if resized < 1 else cv2.INTER_LINEAR)
     sift = cv2.SIFT.create(nfeatures=config.count, contrastThreshold=config.contrast)
     points, described = sift.detectAndCompute(grey, None)
     if described is None or not len(points):

@@ -129,6 +129,43 @@ def rays_of(pixel: NDArray[np.float32], camera: Pinhole, lens: Lens) -> NDArray[
     return np.asarray(cv2.undistortPoints(values, camera.matrix(), np.array([*lens, 0.0, 0.0]))[:, 0])
 
 
+def matches_with(
+    keyframes: PosedKeyframes,
+    row: int,
+    described: PlaceKeyframe,
+    vectors: NDArray[np.float32],
+    rays: NDArray[np.float64],
+    config: LocaliserConfig,
+) -> Matches:
+    """Matches of an image with the features of a keyframe, by its row, that have a depth.
+
+    vectors (n, 128) and rays (n, 2) are those of the image's features.
+    """
+    pairs = match(vectors, described.vectors, config.features)
+    known = np.isfinite(described.depth[pairs[:, 1]])
+    known &= described.depth_sigma[pairs[:, 1]] < config.pose.largest_depth_sigma
+    mine, theirs = pairs[known].T
+    camera = keyframes.camera.resized(described.width, described.height)
+    flat = rays_of(described.features.pixel[theirs], camera, keyframes.lens)
+    ray = np.concatenate([flat, np.ones((len(flat), 1))], 1)
+    depth = keyframes.scale[row] * described.depth[theirs].astype(np.float64)[:, None]
+    pose = keyframes.camera_from_world[row].inverse()
+    return Matches(
+        query=rays[mine],
+        feature=mine,
+        keyframe=np.full(len(mine), row),
+        point=np.asarray(pose.apply(depth * ray), np.float64),
+        along=(described.depth_sigma[theirs].astype(np.float64)[:, None] * depth * ray) @ pose.rotation.T,
+    )
+
+
+def pooled(parts: list[Matches]) -> Matches:
+    """The matches of several keyframes of one world."""
+    return Matches(**{
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])
+    })  # fmt: skip
+
+
 class Localiser:
     """Answers where images were taken, in one map."""
 
@@ -202,7 +239,7 @@ class Localiser:
         area = camera.width * camera.height / (camera.fx * camera.fy)
         found: list[tuple[int, Matches, CameraPose]] = []
         for number in np.unique([component[row] for row, _ in matched]).tolist():
-            pool = _pooled([own for row, own in matched if component[row] == number])
+            pool = pooled([own for row, own in matched if component[row] == number])
             for row, own in sorted(matched, key=lambda item: -len(item[1])):
                 if component[row] != number or _explained(own, found):
                     continue
@@ -216,24 +253,7 @@ class Localiser:
         return found
 
     def _matches(self, row: int, vectors: NDArray[np.float32], rays: NDArray[np.float64]) -> Matches:
-        """With the features of one keyframe that have a depth."""
-        keyframes, described = self.keyframes, self.keyframe(row)
-        pairs = match(vectors, described.vectors, self.config.features)
-        known = np.isfinite(described.depth[pairs[:, 1]])
-        known &= described.depth_sigma[pairs[:, 1]] < self.config.pose.largest_depth_sigma
-        mine, theirs = pairs[known].T
-        camera = keyframes.camera.resized(described.width, described.height)
-        flat = rays_of(described.features.pixel[theirs], camera, keyframes.lens)
-        ray = np.concatenate([flat, np.ones((len(flat), 1))], 1)
-        depth = keyframes.scale[row] * described.depth[theirs].astype(np.float64)[:, None]
-        pose = keyframes.camera_from_world[row].inverse()
-        return Matches(
-            query=rays[mine],
-            feature=mine,
-            keyframe=np.full(len(mine), row),
-            point=np.asarray(pose.apply(depth * ray), np.float64),
-            along=(described.depth_sigma[theirs].astype(np.float64)[:, None] * depth * ray) @ pose.rotation.T,
-        )
+        return matches_with(self.keyframes, row, self.keyframe(row), vectors, rays, self.config)
 
     def _decided(
         self,
@@ -278,12 +298,6 @@ class Localiser:
         distance = np.linalg.norm(pool.point[best.inlier] - best.camera_from_world.center(), axis=1)
         sigma = float(np.sqrt(np.linalg.eigvalsh(best.covariance[3:, 3:])[-1]))
         return sigma > self.config.largest_sigma * float(np.median(distance))
-
-
-def _pooled(parts: list[Matches]) -> Matches:
-    return Matches(**{
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])
-    })  # fmt: skip
 
 
 def _explained(own: Matches, found: list[tuple[int, Matches, CameraPose]]) -> bool:

@@ -46,7 +46,7 @@ from anchor3r.pose_graph.linalg.step_solvers import (
     TwoLevelSolver,
     make_step_solver,
 )
-from anchor3r.pose_graph.measured_drift import measure_drift, slow_error_modes
+from anchor3r.pose_graph.measured_drift import measure_drift, scale_drift_rate, slow_error_modes
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.placement import (
@@ -59,7 +59,7 @@ from anchor3r.pose_graph.placement import (
     solve_with_priors,
 )
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.priors import BLOCK, Positions, PriorSystem, in_rows
+from anchor3r.pose_graph.priors import BLOCK, Positions, PriorSystem, Scales, in_rows
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
@@ -339,6 +339,8 @@ class _Refinement:
         drift = self._measured_drift(alone, known)
         if drift is not None:
             self._trust_windows(alone, drift)
+        else:
+            self._trust_scales(alone, known)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
@@ -397,18 +399,37 @@ class _Refinement:
     def _trust_windows(self, alone: PoseState, drift: MeasuredDrift) -> None:
         """Makes window edges, and what they tell of scales, as uncertain as odometry really drifts."""
         independent = independent_rotation_rate(self._edges, self.topology, self._window_noise(alone))
-        inflation = max(1.0, (drift.rotation_rate / independent) ** 2)
+        self._inflate_windows(max(1.0, (drift.rotation_rate / independent) ** 2))
+        self._loosen_ties(drift.scale_rate)
+
+    def _trust_scales(self, alone: PoseState, known: Knowledge) -> None:
+        """The same by scales that are known all along: how far those of the windows wander from them.
+
+        They do not tell how directions drift; so windows count without copies of one another.
+        """
+        for kind in known.kinds:
+            if isinstance(kind, Scales):
+                rows = kind.rows[:, 0]
+                rate = scale_drift_rate(kind.log_scale - alone.log_scale[rows], self.topology.frames[rows])
+                if rate is not None:
+                    self._inflate_windows(shared_inflation(self._edges, self.topology, alone))
+                    self._loosen_ties(rate)
+
+    def _inflate_windows(self, inflation: float) -> None:
         self._window_inflation = inflation
         width = self._config.width if self._config.loss == "gm" else np.inf
         self._estimator = ErrorModelEstimator(
             self._edges, self._pose_edges, self._used, width=width, window_inflation=inflation
         )
+
+    def _loosen_ties(self, scale_rate: float) -> None:
+        """Has scales wander as much for the root of a frame, if ties between neighbours promise less."""
         ties = self._ties
         span = np.abs(ties.a - ties.b)
         near = span <= _NEAR
         information = float(ties.weight[near] @ span[near].astype(np.float64) ** 2)
         independent = np.sqrt(len(self.topology.frames) / max(information, 1e-300))
-        factor = max(1.0, (drift.scale_rate / independent) ** 2)
+        factor = max(1.0, (scale_rate / independent) ** 2)
         self._ties = ties._replace(weight=np.where(near, ties.weight / factor, ties.weight))
 
     def covariance(self, state: PoseState, placed: Placed | None) -> NDArray[np.float64] | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from scipy.optimize import minimize
+from scipy.optimize import minimize, nnls
 from scipy.stats import chi2
 
 from anchor3r.geometry import hat
@@ -24,6 +24,7 @@ from anchor3r.pose_graph.drift import WindowNoise
 from anchor3r.pose_graph.placement import MeasuredDrift, anchored, moved_by, robust_similarity
 from anchor3r.pose_graph.pose_system import Float, PoseState
 from anchor3r.pose_graph.priors import Positions
+from anchor3r.robust import SIGMA_PER_MAD
 
 _MAX_POSITIONS = 160
 """So many, evenly spread, tell four variances well; the likelihood takes the cube of their number."""
@@ -38,8 +39,11 @@ _SLOW_PART, _SLOW_TIME_S = 0.25, 30.0
 """First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
 _MAX_MODES = 200
 """Along each axis, of slow noise in covariances: enough for 50 minutes of noise of 30 s."""
-_PASSES = 2  # once with what the similarity left, once with what the process itself finds likely
+_FIRST_STEP = 0.5  # of the search for the likeliest parameters, in `_LOG_SIGMA`
 _NEVER = 1e-9
+_NEXT_LAG, _LAGS = 5, 16
+"""Scales from one to the nearest whose error is another's, and distances that are compared."""
+_LEAST_SCALES = 4 * _NEXT_LAG
 _DISTRUST = 1e6
 """Variance of a position that takes no part, over the one that it states: it could be a thousand times as far
 off. So much more would be lost to rounding."""
@@ -65,14 +69,35 @@ def measure_drift(
     source, target = anchored(odometry, [positions])
     world_from_map, near = robust_similarity(source, target)
     placed = moved_by(odometry, np.arange(len(odometry.center)), world_from_map)
-    found = None
-    for _ in range(_PASSES):
+    first = None
+    for most in (_MAX_POSITIONS // 3, _MAX_POSITIONS):  # roughly, to see which are wrong; then well
+        if first is not None:
+            near = _Process(placed, frames, positions, first).is_likely(near, significance)
         if np.count_nonzero(near) < _LEAST_POSITIONS:
             return None
-        process = _Process(placed, frames, positions.select(_thinned(near, _MAX_POSITIONS)))
-        found = process.fit(expected)
-        near = _Process(placed, frames, positions, found).is_likely(near, significance)
-    return found
+        first = _Process(placed, frames, positions.select(_thinned(near, most))).fit(expected, first)
+    return first
+
+
+def scale_drift_rate(log_ratio: Float, frames: NDArray[np.int64]) -> float | None:
+    """Random walk of an odometry's log scale for the root of a frame, from known scales over its own.
+
+    log_ratio: (k,) at ascending frames (k,). Half the variance of differences grows with the frames between
+    them; what it has between near ones is the error of the scales themselves, which neighbours share. Taken
+    from medians, so that some of the scales may be wrong. None if they are too few to tell.
+    """
+    count = len(log_ratio)
+    if count < _LEAST_SCALES:
+        return None
+    apart, half, weight = [], [], []
+    for lag in np.unique(np.geomspace(_NEXT_LAG, count // 2, _LAGS).astype(np.int64)):
+        found = (SIGMA_PER_MAD * np.median(np.abs(log_ratio[lag:] - log_ratio[:-lag]))) ** 2 / 2
+        apart.append(np.median(frames[lag:] - frames[:-lag]) / 2)
+        half.append(max(float(found), _NEVER))
+        weight.append(np.sqrt(count / lag) / half[-1])  # so many differences are independent
+    columns = np.stack([np.ones(len(apart)), apart], 1) * np.array(weight)[:, None]
+    (_, rate_sq), _ = nnls(columns, np.array(half) * weight)
+    return float(np.sqrt(rate_sq))
 
 
 def _thinned(which: NDArray[np.bool_], most: int) -> NDArray[np.bool_]:
@@ -113,8 +138,11 @@ class _Process:
         )
         self._drift = drift
 
-    def fit(self, expected: WindowNoise) -> MeasuredDrift:
-        """The variances of the greatest restricted likelihood, given what is expected of them."""
+    def fit(self, expected: WindowNoise, first: MeasuredDrift | None) -> MeasuredDrift:
+        """The variances of the greatest restricted likelihood, given what is expected of them.
+
+        first: what fewer positions have told, from where the search begins.
+        """
         span = max(expected.num_frames, 1.0)
         white = 1.0
         if not self._is_spread_known:
@@ -134,8 +162,11 @@ class _Process:
                 change @ change
             )
 
-        start = np.zeros((6, 5))
-        start[np.arange(1, 6), np.arange(5)] = 0.5
+        start, step = np.zeros((6, 5)), _FIRST_STEP
+        if first is not None:
+            earlier = [first.rotation_rate**2, first.scale_rate**2, *first[2:]]
+            start, step = np.tile((np.log(earlier) - middle) / _LOG_SIGMA, (6, 1)), _FIRST_STEP / 2
+        start[np.arange(1, 6), np.arange(5)] += step
         found = minimize(
             cost, start[0], method="Nelder-Mead",
             options={"initial_simplex": start, "maxfev": 250, "xatol": 0.05, "fatol": 0.02},

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Array, Sim3, nearest_rotation, so3_exp, umeyama
+from anchor3r.geometry import Sim3, so3_exp, umeyama
 from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, TwoLevelSolver
 from anchor3r.pose_graph.pose_system import Float, PoseState
 from anchor3r.pose_graph.priors import (
@@ -49,6 +49,7 @@ class MeasuredDrift(NamedTuple):
 
 
 _SAMPLES = 500  # similarities tried: with a third of the positions wrong, one in 500 fails 1e-76 of the time
+_TRIED = 300  # points, evenly spread, whose errors tell which similarity is best
 _HELD = 1e-4  # of the map's size (and of a radian): how firmly a frame is held where nothing places the map
 
 
@@ -233,6 +234,9 @@ def _similarity(
 ) -> tuple[Sim3, list[PriorKind]]:
     """world_from_map of one component by its own priors, and the assumption that it rests on."""
     source, target = anchored(state, kinds)
+    oriented = [kind for kind in kinds if isinstance(kind, Poses) and len(kind.rows)]
+    if oriented:
+        return _by_poses(state, kinds, oriented[0], source, target), []
     if len(source) >= 3:
         found, near = robust_similarity(source, target)
         if is_on_a_line(target[near]):
@@ -251,16 +255,31 @@ def _similarity(
             ]
         return found, []
     scale = np.exp(_log_scale(state, kinds))
-    rotation: Array = np.eye(3)
-    for kind in kinds:
-        if isinstance(kind, Poses) and len(kind.rows):
-            rotation = nearest_rotation(
-                (np.swapaxes(kind.rotation, 1, 2) @ state.rotation[kind.rows[:, 0]]).sum(0)
-            )
     translation = np.zeros(3)
     if len(source):
-        translation = target[0] - scale * rotation @ source[0]
-    return Sim3(rotation, translation, np.asarray(scale)), []
+        translation = target[0] - scale * source[0]
+    return Sim3(np.eye(3), translation, np.asarray(scale)), []
+
+
+def _by_poses(
+    state: PoseState, kinds: Sequence[PriorKind], poses: Poses, source: Float, target: Float
+) -> Sim3:
+    """world_from_map where whole poses are known, by medians: fewer than half of them may be wrong.
+
+    source, target: (k, 3) all positions in the map whose place in the world is known.
+    """
+    turns = np.swapaxes(poses.rotation, 1, 2) @ state.rotation[poses.rows[:, 0]]
+    alike = np.einsum("axy,bxy->ab", turns, turns)  # 1 + 2 cos of the angle between each two
+    rotation = turns[int(np.median(alike, axis=1).argmax())]
+    some = np.unique(np.linspace(0, len(source) - 1, _TRIED).astype(np.int64))
+    a, b = (some[rows] for rows in np.triu_indices(len(some), 1))
+    before, after = (np.linalg.norm(at[a] - at[b], axis=1) for at in (source, target))
+    apart = (before > 0) & (after > 0)
+    log_scale = _log_scale(state, kinds)
+    if apart.any():
+        log_scale = float(np.median(np.log(after[apart] / before[apart])))
+    turned = np.exp(log_scale) * source @ rotation.T
+    return Sim3(rotation, np.median(target - turned, axis=0), np.asarray(np.exp(log_scale)))
 
 
 def anchored(state: PoseState, kinds: Sequence[PriorKind]) -> tuple[Float, Float]:
@@ -298,23 +317,37 @@ def robust_similarity(source: Float, target: Float, seed: int = 0) -> tuple[Sim3
     The best of many triples by the median of distances, then all points that lie within what honest ones do.
     """
     rng = np.random.default_rng(seed)
-    count = len(source)
-    best, best_error = umeyama(source, target), np.inf
-    for _ in range(_SAMPLES):
-        chosen = rng.choice(count, 3, replace=False)
-        if np.ptp(source[chosen], 0).max() <= 0:
-            continue
-        candidate = umeyama(source[chosen], target[chosen])
-        if not (np.isfinite(candidate.scale) and candidate.scale > 0):
-            continue
-        error = float(np.median(np.linalg.norm(candidate.apply(source) - target, axis=1)))
-        if error < best_error:
-            best, best_error = candidate, error
+    triples = rng.integers(len(source), size=(_SAMPLES, 3))
+    triples = triples[np.ptp(source[triples], 1).max(1) > 0]
+    best = umeyama(source, target)
+    if len(triples):
+        some = np.unique(np.linspace(0, len(source) - 1, _TRIED).astype(np.int64))
+        best = _best_similarity(source[triples], target[triples], source[some], target[some])
     for _ in range(10):
         distance = np.linalg.norm(best.apply(source) - target, axis=1)
         near = distance <= 3 * max(float(np.median(distance)), 1e-12)
         best = umeyama(source[near], target[near])
     return best, near
+
+
+def _best_similarity(source: Float, target: Float, all_source: Float, all_target: Float) -> Sim3:
+    """The similarity of one of the triples of points (s, 3, 3) with the least median error on points (k, 3).
+
+    As `umeyama`, for all triples at once.
+    """
+    middle, goal = source.mean(1), target.mean(1)
+    dx, dy = source - middle[:, None], target - goal[:, None]
+    u, singular, vt = np.linalg.svd(np.swapaxes(dy, 1, 2) @ dx)
+    sign = np.ones((len(source), 3))
+    sign[:, 2] = np.sign(np.linalg.det(u) * np.linalg.det(vt))
+    rotation = (u * sign[:, None]) @ vt
+    scale = (singular * sign).sum(1) / (dx**2).sum((1, 2))
+    turned = np.einsum("sxy,ky->skx", rotation, all_source) - (rotation @ middle[..., None])[:, None, :, 0]
+    error = np.linalg.norm(scale[:, None, None] * turned + goal[:, None] - all_target, axis=2)
+    error[~(np.isfinite(scale) & (scale > 0))] = np.inf
+    best = int(np.median(error, axis=1).argmin())
+    translation = goal[best] - scale[best] * rotation[best] @ middle[best]
+    return Sim3(rotation[best], translation, np.asarray(scale[best]))
 
 
 def is_on_a_line(points: Float) -> bool:

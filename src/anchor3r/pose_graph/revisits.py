@@ -47,12 +47,17 @@ class VerificationConfig:
     """Events whose ends are at most so far apart, both of them, may belong to one revisit."""
     coarse_frames: int = 10
     """Frames between nodes of the coarse graph."""
+    join_supporters: int = 0
+    """Events that must measure the same before one of them joins two parts that no odometry relates: nothing
+    else can speak against it."""
 
     def __post_init__(self) -> None:
         if not (0 < self.significance < 1 and self.known_revisits > 0):
             raise ValueError(f"significance is a probability, known_revisits must be positive: {self}")
-        if self.neighbour_frames < 0 or self.coarse_frames < 1:
-            raise ValueError(f"neighbour_frames must not be negative, coarse_frames at least 1: {self}")
+        if min(self.neighbour_frames, self.join_supporters) < 0 or self.coarse_frames < 1:
+            raise ValueError(
+                f"neighbour_frames and join_supporters are not negative, coarse_frames >= 1: {self}"
+            )
 
 
 class DriftVariance:

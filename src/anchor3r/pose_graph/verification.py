@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3
-from anchor3r.pose_graph.coarse import ClosedOdometry, make_coarse_graph
+from anchor3r.pose_graph.coarse import ClosedOdometry, CoarseGraph, make_coarse_graph
 from anchor3r.pose_graph.drift import independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import Edges
-from anchor3r.pose_graph.loop_events import Neighbours, combine_groups, condense_groups
+from anchor3r.pose_graph.loop_events import LoopEvents, Neighbours, combine_groups, condense_groups
 from anchor3r.pose_graph.revisits import Decision, VerificationConfig
-from anchor3r.pose_graph.topology import Topology, topology_of
+from anchor3r.pose_graph.topology import Topology, components_of, topology_of
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
@@ -135,6 +135,12 @@ class EventVerdicts:
         return self.group[~self.accepted]
 
 
+def _joins_parts(events: LoopEvents, coarse: CoarseGraph) -> Bool:
+    """(k,) whether odometry does not relate the two ends of an event."""
+    part, _ = components_of(len(coarse.row), coarse.earlier, coarse.later)
+    return np.asarray(part[coarse.node[events.early]] != part[coarse.node[events.late]])
+
+
 class Verification(NamedTuple):
     """What was decided, and what it says of the noise."""
 
@@ -177,10 +183,10 @@ def verify_loops(
         events, odometry, noise,
         reach=config.neighbour_frames, significance=config.significance, is_free=is_free,
     )  # fmt: skip
-    decided = Decision(
-        neighbours.inflated(events), odometry, make_coarse_graph(edges, topology, config.coarse_frames),
-        noise, config, is_free,
-    )  # fmt: skip
+    coarse = make_coarse_graph(edges, topology, config.coarse_frames)
+    lacks_support = neighbours.supporters < config.join_supporters
+    events = events._replace(is_sound=events.is_sound & ~(lacks_support & _joins_parts(events, coarse)))
+    decided = Decision(neighbours.inflated(events), odometry, coarse, noise, config, is_free)
     decided.run(neighbours.revisit, is_given)
     verdict = np.select(
         [is_given, ~events.is_sound, ~decided.is_closed, neighbours.supporters > 0],

@@ -76,6 +76,9 @@ class WindowPrediction:
     """(n,) relative weight of each edge; 1 where the predictor cannot tell."""
     covariance: NDArray[np.float64] | None = None
     """(n, 6, 6) of right perturbations (rotation, translation) of the edges, where the predictor can tell."""
+    covariance_alone: NDArray[np.float64] | None = None
+    """(n, 6, 6) of the same, of this window by itself, where `covariance` makes up for errors that many
+    windows share; None if that is the same."""
     points_in_anchor: NDArray[np.float32] | None = None
     """(h, w, 3) point map of the anchor, on a grid that spans its image; NaN where there is none."""
     points_confidence: NDArray[np.float32] | None = None
@@ -95,6 +98,8 @@ class WindowPrediction:
     status: WindowStatus = WindowStatus.OK
     reason: NoPoseReason | None = None
     """Why the anchor has no pose, where the predictor can tell."""
+    measured_by: str | None = None
+    """Name of the predictor that measured it, where a predictor consists of several."""
 
 
 class Predictor(Protocol):
@@ -107,6 +112,8 @@ class Predictor(Protocol):
     """Arguments by which `load_predictor` makes the same predictor again; None if it was built by hand."""
     gains_from_threads: bool = False
     """Whether its arithmetic is large enough to be spread over all cores; else one thread is faster."""
+    relates_concurrently: bool = False
+    """Whether several threads may call `relate` and `relate_posed` at once, for the same bits."""
     calibrates: bool = False
     """Whether it finds out about a camera that the source does not state, see `estimated_camera`."""
     is_ground_truth: bool = False

@@ -109,7 +109,7 @@ def warnings_of(
     """Sentences about what looks wrong; none if nothing does."""
     return [
         *_missing_frames(scene_map, scene_map.frames(), trajectory),
-        *_jumps(trajectory, config),
+        *_jumps(trajectory, scene_map.part_of(trajectory.frames), config),
         *([ONLY_TURNED] if trajectory.only_turns() else _weak_points(survey, config)),
         *_bad_edges(residuals, config),
         *_open_loops(residuals, config),
@@ -128,20 +128,24 @@ def _missing_frames(scene_map: Map, table: FrameTable, trajectory: Trajectory) -
         yield f"{len(unplaced)} other frames have no pose: {ranges(unplaced)}"
     parts = 1 if trajectory.component is None else len(np.unique(trajectory.component))
     if parts > 1:
-        yield f"tracking broke: the map has {parts} components, which no measurement relates"
+        cause = "its parts have not all been joined" if scene_map.parts() else "tracking broke"
+        yield f"{cause}: the map has {parts} components, which no measurement relates"
     stride, expected = scene_map.meta.get("identity", {}).get("stride", 1), scene_map.meta.get("num_frames")
-    gaps = int((np.diff(table.index) // stride - 1).sum()) if len(table) else 0
+    whole, part = scene_map.parts(), scene_map.part_of(table.index)
+    strides = [found.stride for found in whole] or [stride]
+    gaps = sum(int((np.diff(table.index[part == k]) // stride - 1).sum()) for k, stride in enumerate(strides))
     if gaps:
         yield f"{gaps} frames of the source are not in the map: they could not be decoded or were missed"
     if expected is not None and len(table) + gaps < expected:
         yield f"mapping ended early: {len(table)} of {expected} frames are in the map"
 
 
-def _jumps(trajectory: Trajectory, config: DiagnosisConfig) -> Iterator[str]:
+def _jumps(trajectory: Trajectory, part: NDArray[np.int64], config: DiagnosisConfig) -> Iterator[str]:
+    """part: (n,) of a merged map, from one to the next of which nothing moves."""
     if len(trajectory) < 3:
         return
-    parts = np.zeros(len(trajectory)) if trajectory.component is None else trajectory.component
-    together = np.diff(parts) == 0
+    component = np.zeros(len(trajectory)) if trajectory.component is None else trajectory.component
+    together = (np.diff(component) == 0) & (np.diff(part) == 0)
     if trajectory.log_scale is not None:
         factor = np.exp(np.abs(np.diff(trajectory.log_scale)))
         at = np.flatnonzero(together & (factor > config.scale_jump))

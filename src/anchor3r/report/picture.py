@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,16 +120,21 @@ def _scene(
         hidden = f"none of its {num_hidden:,} points has a confidence of {min_confidence:g}"
         nothing = ONLY_TURNED if poses.only_turns() else "the map has no points here"
         remarks.append(hidden if num_hidden else nothing)
-    paths = {name: [poses.center]}
+    paths = {name: _pieces(scene_map, poses)}
     for other in scene_map.trajectory_names():
         if other != name:
             found = scene_map.trajectory(other)
-            paths[other] = _pieces(found.select(np.isin(found.frames, poses.frames)))
+            here = found.select(np.isin(found.frames, poses.frames))
+            if (pieces := _pieces_in_world_of(scene_map, name, poses, other, here)) is not None:
+                paths[other] = pieces
     truth = scene_map.true_trajectory()
     world_from_truth = None if truth is None else estimated_from_true_world(poses, truth)
     if truth is not None and world_from_truth is not None:
         within = truth.select((truth.frames >= poses.frames[0]) & (truth.frames <= poses.frames[-1]))
-        paths[TRUTH] = [np.asarray(world_from_truth.apply(within.center), np.float64)]
+        placed = replace(within, center=np.asarray(world_from_truth.apply(within.center), np.float64))
+        paths[TRUTH] = _pieces(scene_map, placed)
+    is_metric = scene_map.units(name) == "m"
+    fitted = None if world_from_truth is None else float(1 / world_from_truth.scale)
     some = poses.select(np.unique(np.linspace(0, len(poses) - 1, NUM_CAMERAS).astype(int)))
     return PictureScene(
         poses=poses,
@@ -139,10 +144,26 @@ def _scene(
         below=below,
         paths=paths,
         cameras=frustum_lines(some, scene_map.intrinsics(int(poses.frames[0])), _camera_size(poses, points)),
-        metres_per_unit=None if world_from_truth is None else float(1 / world_from_truth.scale),
+        metres_per_unit=1.0 if is_metric else fitted,
         spacing=0.0 if fused is None else fused.voxel * max(1.0, len(fused) / max_points) ** 0.5,
         title="\n".join(remarks),
     )
+
+
+def _pieces_in_world_of(
+    scene_map: Map, name: str, poses: Trajectory, other: str, found: Trajectory
+) -> list[NDArray[np.float64]] | None:
+    """The path of other poses beside the ones of a name; None if they lie in worlds that nothing relates.
+
+    Poses that priors have placed are in another world than those that they have not: a similarity fits them.
+    """
+    worlds = [(scene_map.units(n), scene_map.datum(n)) for n in (name, other)]
+    if worlds[0] == worlds[1]:
+        return _pieces(scene_map, found)
+    fitted = estimated_from_true_world(poses, found)
+    if fitted is None:
+        return None
+    return [np.asarray(fitted.apply(piece), np.float64) for piece in _pieces(scene_map, found)]
 
 
 def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
@@ -205,10 +226,11 @@ def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:
     return normals
 
 
-def _pieces(trajectory: Trajectory) -> list[NDArray[np.float64]]:
-    """Centres of each component."""
-    assert trajectory.component is not None
-    return [trajectory.center[trajectory.component == c] for c in np.unique(trajectory.component)]
+def _pieces(scene_map: Map, trajectory: Trajectory) -> list[NDArray[np.float64]]:
+    """Centres of each component, in a merged map of each part by itself."""
+    component = np.zeros(len(trajectory), np.int64) if trajectory.component is None else trajectory.component
+    label = np.stack([component, scene_map.part_of(trajectory.frames)], 1)
+    return [trajectory.center[(label == piece).all(1)] for piece in np.unique(label, axis=0)]
 
 
 class View(StrEnum):

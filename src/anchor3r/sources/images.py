@@ -41,7 +41,7 @@ NOMINAL_RATE_HZ = 30.0
 _FULL_FRAME_DIAGONAL_MM = math.hypot(36, 24)
 _MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Of a resolution on the sensor: inch, centimetre, millimetre, micrometre."""
-_PLAUSIBLE = (0.2, 30.0)
+PLAUSIBLE_FOCAL = (0.2, 30.0)
 """Focal length over the longer side of an image; outside the entry is a mistake."""
 
 # What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
@@ -113,11 +113,15 @@ class PhotoSequence(ImageSequence):
 
     def _load(self, index: int) -> Frame:
         image, facts = read_photo(self._paths[index])
-        timestamp_s = index / NOMINAL_RATE_HZ
-        if self._begun_s is not None:
-            timestamp_s = self._begun_s + timestamp_s if facts.taken_s is None else facts.taken_s
+        timestamp_s = self.time_s(index, facts.taken_s)
         camera = facts.camera(image.shape[1], image.shape[0])
         return Frame(index=index, timestamp_s=timestamp_s, image=image, intrinsics=camera, is_nominal=True)
+
+    def time_s(self, index: int, taken_s: float | None) -> float:
+        """When an image that says so (`PhotoFacts`), or does not, was taken on the clock of the source."""
+        if self._begun_s is None:
+            return index / NOMINAL_RATE_HZ
+        return self._begun_s + index / NOMINAL_RATE_HZ if taken_s is None else taken_s
 
     def out_of_order(self) -> str | None:
         """What shows that names do not sort the images by time; None if nothing does, or they have no times.
@@ -315,10 +319,13 @@ def _focal(details: Mapping[int, Any], width: int, height: int) -> float | None:
     if focal_mm and resolution and unit_mm:
         candidates.append(focal_mm / unit_mm * resolution / taken_px)
     if equivalent_mm:
-        candidates.append(
-            equivalent_mm / _FULL_FRAME_DIAGONAL_MM * math.hypot(width, height) / max(width, height)
-        )
-    return next((focal for focal in candidates if _PLAUSIBLE[0] <= focal <= _PLAUSIBLE[1]), None)
+        candidates.append(focal_of_equivalent(equivalent_mm, width, height))
+    return next((focal for focal in candidates if PLAUSIBLE_FOCAL[0] <= focal <= PLAUSIBLE_FOCAL[1]), None)
+
+
+def focal_of_equivalent(equivalent_mm: float, width: int, height: int) -> float:
+    """Over the longer side of an image, from what would have the same diagonal view on 35 mm film."""
+    return equivalent_mm / _FULL_FRAME_DIAGONAL_MM * math.hypot(width, height) / max(width, height)
 
 
 def _number(entries: Mapping[int, Any], tag: int) -> float | None:

@@ -22,7 +22,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.io.inputs import DAMAGED, insist_on_file
 from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
-from anchor3r.sources.images import NOMINAL_RATE_HZ
+from anchor3r.sources.images import NOMINAL_RATE_HZ, PLAUSIBLE_FOCAL, PhotoFacts, focal_of_equivalent
 from anchor3r.sources.source import Source, UndecodableFrameError, without_secrets
 
 VIDEO_SUFFIXES = {
@@ -38,6 +38,9 @@ _CONTAINERS = (
 _STREAMS = ("hls", "mpjpeg", "rtp", "rtsp", "sdp")
 """What a server may send as well."""
 _NETWORK_PROTOCOLS = "crypto,data,http,httpproxy,https,rtmp,rtp,rtsp,rtsps,srtp,tcp,tls,udp"
+
+_EQUIVALENT_MM = "com.apple.quicktime.camera.focal_length.35mm_equivalent"
+"""Under which phones write their focal length into a video."""
 
 NETWORK_TIMEOUT_S = 10.0
 """How long a server or a camera may be silent."""
@@ -212,6 +215,9 @@ class VideoSource(Source):
         container = video.open()
         stream = _video_stream(container)
         self._rate_hz = float(stream.average_rate or NOMINAL_RATE_HZ)
+        self._facts = PhotoFacts(
+            taken_s=None, focal=_focal({**container.metadata, **stream.metadata}, stream)
+        )
         # The header's own count is an upper bound; the index has one entry a frame wherever there is a count.
         self._announced = sum(not entry.is_discard for entry in stream.index_entries) if stream.frames else 0
         if video.is_file and stream.frames:
@@ -234,7 +240,7 @@ class VideoSource(Source):
         for position, picture in self._cursor:
             self._cursor_next = position + 1
             if position == index and picture is not None:
-                return self._checked_frame(_frame(index, picture, self._time_s(index, picture)))
+                return self._checked_frame(self._frame(index, picture, self._time_s(index, picture)))
             if position >= index:
                 break
         self._cursor = None
@@ -258,7 +264,7 @@ class VideoSource(Source):
             wanted = wanted[passed:]
             if picture is not None and wanted and index == wanted[0]:
                 timestamp_s = clock.time_s(picture) if self.live else self._time_s(index, picture)
-                yield _frame(index, picture, timestamp_s)
+                yield self._frame(index, picture, timestamp_s)
                 wanted = wanted[1:]
             if not wanted:
                 break
@@ -315,6 +321,18 @@ class VideoSource(Source):
             reason = without_secrets(str(error))  # FFmpeg names what it was opened with
             raise Anchor3RError(f"{self.uri} breaks off ({reason}); {self._video.remedy()}") from error
 
+    def _frame(self, index: int, picture: VideoFrame, timestamp_s: float) -> Frame:
+        quarter_turns = round(picture.rotation / 90)  # counter-clockwise
+        image = np.ascontiguousarray(np.rot90(picture.to_ndarray(format="rgb24"), quarter_turns), np.uint8)
+        camera = self._facts.camera(image.shape[1], image.shape[0])
+        return Frame(
+            index=index,
+            timestamp_s=timestamp_s,
+            image=image,
+            intrinsics=camera,
+            is_nominal=camera is not None,
+        )
+
     def _time_s(self, index: int, picture: VideoFrame) -> float:
         return index / self._rate_hz if picture.time is None else picture.time
 
@@ -329,10 +347,17 @@ class VideoSource(Source):
             )
 
 
-def _frame(index: int, picture: VideoFrame, timestamp_s: float) -> Frame:
-    quarter_turns = round(picture.rotation / 90)  # counter-clockwise
-    image = np.rot90(picture.to_ndarray(format="rgb24"), quarter_turns)
-    return Frame(index=index, timestamp_s=timestamp_s, image=np.ascontiguousarray(image, dtype=np.uint8))
+def _focal(told: dict[str, str], stream: VideoStream) -> float | None:
+    """Focal length over the longer side of the pictures, by what the file tells of itself."""
+    try:
+        equivalent_mm = float(told[_EQUIVALENT_MM])
+    except (KeyError, ValueError):
+        return None
+    codec = stream.codec_context
+    if codec is None or not min(codec.width, codec.height):
+        return None
+    focal = focal_of_equivalent(equivalent_mm, codec.width, codec.height)
+    return focal if PLAUSIBLE_FOCAL[0] <= focal <= PLAUSIBLE_FOCAL[1] else None
 
 
 def _video_stream(container: InputContainer) -> VideoStream:

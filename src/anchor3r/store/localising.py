@@ -34,7 +34,9 @@ def places_identity(config: FeatureConfig | None = None) -> dict[str, Any]:
 
 def place_frames_of(scene_map: Map) -> NDArray[np.int64]:
     """(k,) the frames of a map that are its keyframes for places."""
-    return scene_map.trajectory().frames[::KEYFRAME_INTERVAL]
+    frames = scene_map.trajectory().frames
+    part = scene_map.part_of(frames)  # those of a merged map have the keyframes that they had
+    return np.concatenate([frames[part == k][::KEYFRAME_INTERVAL] for k in np.unique(part)] or [frames])
 
 
 def describe_frame(scene_map: Map, frame: int, read_image: ImageReader | None = None) -> PlaceKeyframe:

@@ -19,6 +19,7 @@ _META: _Kinds = {
     "camera": (dict, NoneType),
     "num_frames": (int, NoneType),
     "ground_truth_predictor": (bool,),
+    "parts": (list,),
 }
 _INSIDE: dict[str, _Kinds] = {
     "identity": {

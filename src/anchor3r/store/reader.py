@@ -25,7 +25,7 @@ from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
 from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.records import record_from_json
-from anchor3r.sources import Frame, Source, StatedCamera, is_remote, open_source
+from anchor3r.sources import Frame, Source
 from anchor3r.store import rows
 from anchor3r.store.database import (
     CHECKED,
@@ -42,6 +42,7 @@ from anchor3r.store.keyframe_depths import (
     depth_from_row,
 )
 from anchor3r.store.meta import checked_meta
+from anchor3r.store.parts import PARTS_KEY, MapPart, PartSources, open_again, part_of
 from anchor3r.store.places import PLACE_COLUMNS, PLACES_KEY, place_from_row
 from anchor3r.store.pointmaps import EncodedPoints, PointMap, decode_picture, decode_points
 from anchor3r.store.rows import CONFIDENCE_KEY, OFFLINE, ONLINE, Loop, Refinement, best_poses
@@ -197,6 +198,15 @@ class Map:
         return {
             frame: NoPoseReason(reason) for frame, reason in self._all("SELECT frame, reason FROM reasons")
         }
+
+    @_decoding
+    def answers(self) -> dict[str, int]:
+        """How many frames each predictor answered for, in a map of several; empty in others."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'answers'"):
+            return {}
+        return dict(
+            self._all("SELECT predictor, count(*) FROM answers GROUP BY predictor ORDER BY predictor")
+        )
 
     def lack_of_poses(self) -> str:
         """What to say of a map without any, and why if frames were mapped."""
@@ -500,23 +510,50 @@ class Map:
 
         Nothing is fetched from a server, nor a camera opened, because a map says so: it may be a stranger's.
         """
-        meta = self.meta
-        if is_remote(meta.get("identity", {}).get("source", "")):
-            yield None
-            return
-        identity, count = meta.get("identity", {}), meta.get("num_frames")
-        start, stride, stated = identity.get("start", 0), identity.get("stride", 1), identity.get("camera")
-        try:
-            source = open_source(
-                identity.get("source", ""),
-                stop=None if count is None else start + count * stride,  # a world may depend on it
-                camera=None if stated is None else StatedCamera.from_json(stated),
-            )
-        except Anchor3RError:
+        if parts := self.parts():
+            source: Source | None = PartSources.of(parts)
+        else:
+            meta = self.meta
+            identity = meta.get("identity", {})
+            start, stride = identity.get("start", 0), identity.get("stride", 1)
+            uri, count, camera = identity.get("source", ""), meta.get("num_frames"), identity.get("camera")
+            source = open_again(uri, start, stride, count, camera)
+        if source is None:
             yield None
             return
         with source:
-            yield source if source.seekable else None
+            yield source
+
+    @_decoding
+    def parts(self) -> tuple[MapPart, ...]:
+        """The maps that a merged map was made of, in the order of its frames; none of a map of one source."""
+        found = self._all("SELECT value FROM meta WHERE key = ?", (PARTS_KEY,))
+        if not found:
+            return ()
+        where = f"{self.folder}: {DATABASE}, {PARTS_KEY}"
+        entries = parse_json(found[0][0], where)
+        if not isinstance(entries, list) or not entries:
+            raise ValueError("its parts are no list")
+        parts = tuple(record_from_json(MapPart, entry, where) for entry in entries)
+        if any(np.diff([part.first_frame for part in parts]) <= 0):
+            raise ValueError("its parts have no order")
+        return parts
+
+    def part_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) which of its parts frames (n,) are of; 0 in a map of one source."""
+        return part_of(frames, self.parts())
+
+    @_decoding
+    def table_rows(self, table: str) -> Iterator[dict[str, Any]]:
+        """The rows of a table as they are kept, checked, one by one; for copies of the map."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
+            return
+        self._insist_on_checksums(table)
+        columns = [row[1] for row in self._all(f"PRAGMA main.table_info({table})")]
+        wanted = [column for column in columns if column not in ("id", "checksum")]
+        for (row,) in self._all(f"SELECT rowid FROM main.{table} ORDER BY rowid"):
+            values = self._all(f"SELECT {', '.join(wanted)} FROM main.{table} WHERE rowid = ?", (row,))[0]
+            yield dict(zip(wanted, values, strict=True))
 
     @_decoding
     def intrinsics(self, index: int) -> Pinhole | None:
@@ -647,6 +684,14 @@ class Map:
         if not found:
             raise Anchor3RError(f"{self.folder} keeps no features of frame {index}; see `Map.place_frames()`")
         return place_from_row(found[0])
+
+    @_decoding
+    def place_if_kept(self, index: int) -> PlaceKeyframe | None:
+        """The features of a keyframe, None if the map does not keep them (yet)."""
+        if not self._all("SELECT * FROM sqlite_master WHERE name = 'place_features'"):
+            return None
+        found = self._all(f"SELECT {PLACE_COLUMNS} FROM place_features WHERE frame = ?", (int(index),))
+        return place_from_row(found[0]) if found else None
 
     def localise(self, image: NDArray[np.uint8], camera: Pinhole | None = None) -> Localisation:
         """Where an image (H, W, 3) RGB was taken in the map as it was at the first call, or why that is not

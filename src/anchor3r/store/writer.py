@@ -233,6 +233,8 @@ class MapWriter:
         self._start_watching()
 
     def _close_loops(self, frame: int, closing: LoopClosing) -> None:
+        for place in closing.places:
+            TableRow("place_features", place_row(place)).insert(self._database)
         for loop, groups in closing.found:
             self._insert_loop(replace(loop, event=self.next_event()), groups, closing.search)
         for loop in closing.judged:
@@ -356,6 +358,13 @@ class MapWriter:
         """Keeps facts about the map, as JSON under their names."""
         with self._transaction():
             replace_meta(self._database, values)
+
+    def add_rows(self, added: Iterable[TableRow]) -> None:
+        """Adds rows as they were kept in another map, all of them or none; frames must be new."""
+        with self._transaction():
+            for row in added:
+                row.insert(self._database)
+        self.last_frame = self._value("SELECT max(frame) FROM frames", default=-1)
 
     def write_trajectory(self, name: str, trajectory: Trajectory) -> None:
         """Keeps the poses of a refinement under a name, in place of any of that name."""

@@ -59,7 +59,7 @@ PAPER_MIXTURE = (
     MixtureEntry(name="blendedmvs", sampling=_UNORDERED),
     MixtureEntry(name="co3d", sampling=_video(5)),
     MixtureEntry(name="megadepth", sampling=_UNORDERED),
-    MixtureEntry(name="dl3dv", sampling=_video(20, 0.8, 0.8, 25), use_depth=False),
+    MixtureEntry(name="dl3dv", sampling=_video(20, 0.5, 0.5, 25), use_depth=False),
 )
 """The paper's sixteen sets. Intervals and probabilities of ScanNet, TartanAir, Virtual KITTI, Waymo and DL3DV
 are those that CUT3R and its followers publish; the others are set by how fast each camera moves. Shares are

@@ -1,13 +1,14 @@
 """Which frames of a sequence make a clip, and how their pictures are varied.
 
-Video is sampled with a random interval, sometimes with a varying one, sometimes shuffled in blocks; unordered
-pictures are chained by how much of each other they see. All randomness comes from the generator given.
+Video is sampled with a random interval, sometimes with a varying one, sometimes shuffled within blocks;
+unordered pictures are chained by how much of each other they see. All randomness comes from the generator
+given.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,11 +35,12 @@ class SamplingConfig:
     max_interval: int = 5
     """Largest step between frames of a clip."""
     video_probability: float = 1.0
-    """Chance that a clip keeps the order of time; otherwise its blocks are shuffled."""
+    """Chance that a clip keeps the order of time; otherwise it is shuffled within blocks."""
     fixed_probability: float = 0.9
     """Chance that all steps of a clip are equal."""
     block: int = 16
-    """Frames that stay together when a clip is shuffled."""
+    """Frames of a clip that are shuffled among each other; the blocks keep the order of time, so that what a
+    window sees is never far apart."""
     ordered: bool = True
     """Whether the sequence is a video; pictures without order are chained by overlap."""
     overlap: Literal["pose", "depth"] = "pose"
@@ -66,7 +68,7 @@ def sample_video(
     offsets = np.concatenate([[0], np.cumsum(steps)])
     indices = rng.integers(0, length - offsets[-1]) + offsets
     if rng.random() >= config.video_probability:
-        indices = shuffle_blocks(indices, rng, config.block)
+        indices = shuffle_within_blocks(indices, rng, config.block)
     return indices[::-1].copy() if rng.random() < config.reverse_probability else indices
 
 
@@ -76,10 +78,12 @@ def total_turn(camera_from_world: SE3) -> float:
     return float(rotation_angle(rotation[1:] @ np.swapaxes(rotation[:-1], -1, -2)).sum())
 
 
-def shuffle_blocks(indices: NDArray[np.int64], rng: np.random.Generator, block: int) -> NDArray[np.int64]:
-    """The same indices with blocks of neighbours in random order; each block keeps its own order."""
+def shuffle_within_blocks(
+    indices: NDArray[np.int64], rng: np.random.Generator, block: int
+) -> NDArray[np.int64]:
+    """The same indices, those of each block of neighbours in random order; the blocks stay where they are."""
     blocks = [indices[i : i + block] for i in range(0, len(indices), block)]
-    return np.concatenate([blocks[k] for k in rng.permutation(len(blocks))])
+    return np.concatenate([rng.permutation(mixed) for mixed in blocks])
 
 
 def sample_by_pose(camera_from_world: SE3, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -186,7 +190,7 @@ def make_clip(
     for k, frame in enumerate(frames):
         if frame.camera_from_world is None or frame.intrinsics is None:
             raise ValueError(f"frame {frame.index} lacks pose or intrinsics: it cannot be trained on")
-        left, top, w, h = _crop(frame, size[1] / size[0], parts)
+        left, top, w, h = _crop(frame, size, parts)
         camera = frame.intrinsics.cropped(left, top, w, h).resized(size[1], size[0])
         crop = (slice(top, top + h), slice(left, left + w))
         cv2.split(_resized(frame.image[crop], size), list(images[k].numpy()))
@@ -232,20 +236,34 @@ def _from_first(camera_from_world: NDArray[np.float64]) -> NDArray[np.float64]:
     return camera_from_world @ np.linalg.inv(camera_from_world[0])
 
 
-def _crop(frame: Frame, aspect: float, parts: tuple[float, float, float]) -> tuple[int, int, int, int]:
-    """left, top, width, height of a crop with the wanted aspect ratio: its size and place as parts of what
-    the picture allows."""
+def _crop(
+    frame: Frame, size: tuple[int, int], parts: tuple[float, float, float]
+) -> tuple[int, int, int, int]:
+    """left, top, width, height of a crop that becomes a picture of `size` (H, W): with its aspect ratio, its
+    own size and place as parts of what the frame allows, and sides that `_whole_factor` divides."""
     full_h, full_w = frame.image.shape[:2]
+    aspect = size[1] / size[0]
     width = min(full_w, full_h * aspect) * parts[0]
     w, h = max(1, round(width)), max(1, min(full_h, round(width / aspect)))
+    factor = _whole_factor((h, w), size)
+    w, h = w - w % factor, h - h % factor
     return int(parts[1] * (full_w - w + 0.999)), int(parts[2] * (full_h - h + 0.999)), w, h
 
 
+def _whole_factor(given: Sequence[int], wanted: tuple[int, int]) -> int:
+    """How many pixels a side can be averaged to one before a picture is smaller than it is wanted."""
+    return max(1, min(given[0] // wanted[0], given[1] // wanted[1]))
+
+
 def _resized(image: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Averaged over whole numbers of pixels first, in a tenth of the time that averaging over parts takes."""
+    factor = _whole_factor(image.shape, size)
+    if factor > 1:
+        smaller = (image.shape[1] // factor, image.shape[0] // factor)
+        image = np.asarray(cv2.resize(image, smaller, interpolation=cv2.INTER_AREA), np.uint8)
     if image.shape[:2] == size:
         return image
     shrunk = max(given / wanted for given, wanted in zip(image.shape[:2], size, strict=True))
-    # Averaging over areas takes eight times as long.
     method = cv2.INTER_AREA if shrunk > _LARGEST_BILINEAR_SHRINK else cv2.INTER_LINEAR
     return np.asarray(cv2.resize(image, size[::-1], interpolation=method), np.uint8)
 
@@ -262,8 +280,9 @@ def _sample(values: NDArray[np.float32], out: NDArray[np.float32]) -> None:
 @kernel
 def _pick(values: Array, rows: Array, columns: Array, out: Array) -> None:
     for i in range(len(rows)):
+        row, target = values[rows[i]], out[i]
         for j in range(len(columns)):
-            out[i, j] = values[rows[i], columns[j]]
+            target[j] = row[columns[j]]
 
 
 def vary_colours(

@@ -117,6 +117,10 @@ class MapContents:
         fused, poses = self._fused
         return fused.seen_first_in(frame, poses)
 
+    def part_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) which part of a merged map frames (n,) are of, from one to the next of which no path leads."""
+        return self._scene_map.part_of(frames)
+
     @property
     def online(self) -> Trajectory:
         return self.trajectories[ONLINE]

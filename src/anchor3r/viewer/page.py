@@ -84,6 +84,7 @@ def _page(contents: MapContents, points: LevelPoints, best: str) -> str:
         "fov": VERTICAL_FOV_RAD, "depth": contents.depth(),
         "pointSize": contents.depth() / 150 * magnified(len(points)),
         "confidence": ViewSettings.min_confidence, "cameras": ViewSettings.cameras,
+        "begins": (1 + np.flatnonzero(np.diff(contents.part_of(frames)))).tolist(),
         "aspect": shape.aspect, "cameraFov": shape.fov_rad,
     }  # fmt: skip
     template = files("anchor3r.viewer").joinpath("page.html").read_text()

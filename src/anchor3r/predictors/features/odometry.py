@@ -15,6 +15,7 @@ from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.pose_estimation import Posed
 from anchor3r.predictors.features.projection import camera_from, camera_of, project, rays
+from anchor3r.predictors.features.relative_pose import recognise
 from anchor3r.predictors.features.tracking import Image, cut_templates
 from anchor3r.predictors.interface import NoPoseReason
 from anchor3r.sources.frame import Frame
@@ -178,6 +179,13 @@ class Odometry:
         """Of the next frame, if the camera moves on as it did."""
         expected = self.motion @ self.pose
         return SE3(nearest_rotation(expected.rotation), expected.translation)
+
+    def recognised_pose(self, grey: Image) -> SE3 | None:
+        """Of a frame that is not where it was expected, by descriptors that it shares with the last one.
+
+        Each of their keypoints is taken to be as far away as the followed points around it.
+        """
+        return recognise(grey, self.grey, self.pose, self._depth_around, self.camera, self.config)
 
     def move_to(self, posed: Posed, grey: Image) -> None:
         """Takes the frame as the last one."""

@@ -8,7 +8,7 @@ end, in the scale in which the median depth of the points that the anchor shares
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, nearest_rotation, so3_exp
+from anchor3r.predictors.features import tracking
 from anchor3r.predictors.features.bundle_adjustment import HELD, adjust_window
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.projection import (
@@ -27,12 +28,13 @@ from anchor3r.predictors.features.projection import (
     triangulate,
 )
 from anchor3r.predictors.features.tracking import Image
-from anchor3r.predictors.features.twoview import TwoView, relate_two_views
+from anchor3r.predictors.features.twoview import TwoView, is_one_scene, relate_two_views
 
 _NUM_KEYPOINTS = 1000
 _REMEMBERED_VIEWS = 128  # a megabyte each; the places of some dozens of neighbouring events
 _RATIO = 0.8  # best over second-best descriptor distance of a match
 _MIN_AGREEING = 0.3  # part of the matches of two views that must agree: descriptors mismatch often
+_ENOUGH_MATCHES = 60  # with the anchor; with fewer, two more views of a place are looked at
 _NUM_BASES = 3  # pairs that are tried as the base of all others
 _ADJUST_STEPS = 10
 _TRIANGULATION_STEPS = 3
@@ -59,7 +61,7 @@ def relate_views(
 
     known: where the views (n,) lie in some frame, roughly, view_from_there; None if nobody knows.
     """
-    observed = _observations(views, anchor, config.min_points)
+    observed = _observations(views, anchor, camera, config)
     if observed is None:
         return None
     if known is not None and (related := _related_to_posed(observed, known, camera, config)) is not None:
@@ -72,11 +74,33 @@ def relate_views(
     return max(found, key=lambda related: len(related.rows) * len(related.pixel), default=None)
 
 
-def _observations(views: list[Image], anchor: Image, min_points: int) -> Array | None:
+def recognise(
+    view: Image,
+    known: Image,
+    known_from_local: SE3,
+    depth_at: Callable[[Array], Array],
+    camera: Array,
+    config: FeaturesConfig,
+) -> SE3 | None:
+    """view_from_local by descriptors that it shares with a view of known pose; None if they are too few.
+
+    depth_at: roughly, what depths pixels (n, 2) of the known view have.
+    """
+    pixel, descriptor = _keypoints(known)
+    seen_pixel, seen_descriptor = _keypoints(view)
+    rows, seen = _matches(descriptor, seen_descriptor)
+    if len(rows) < config.min_points:
+        return None
+    in_known = rays(camera, pixel[rows]) * depth_at(pixel[rows])[:, None]
+    return _resect(known_from_local.inverse().apply(in_known), seen_pixel[seen], camera, config)
+
+
+def _observations(views: list[Image], anchor: Image, camera: Array, config: FeaturesConfig) -> Array | None:
     """(views + 1, n, 2) where the anchor's keypoints are seen, NaN where they are not; the anchor is last.
 
-    None if neither the middle view nor the first nor the last shows enough of them: a place that only looks
-    alike is told apart by three views instead of all.
+    Descriptors are compared with few views, the others see what is followed to them from there. None if
+    neither the middle view nor the first nor the last shows enough, or one that does can do so by chance: a
+    place that only looks alike costs three views instead of all.
     """
     pixel, descriptor = _keypoints(anchor)
     observed = np.full((len(views) + 1, len(pixel), 2), np.nan)
@@ -88,14 +112,45 @@ def _observations(views: list[Image], anchor: Image, min_points: int) -> Array |
         observed[k, mine] = their_pixel[theirs]
         return len(mine)
 
-    first = list(dict.fromkeys((len(views) // 2, 0, len(views) - 1)))
-    probes = iter(first)
-    if all(match(k) < min_points for k in probes):
+    linked: list[int] = []
+    for k in dict.fromkeys((len(views) // 2, 0, len(views) - 1)):
+        if match(k) >= config.min_points and (
+            linked or _is_no_chance(observed[[-1, k]], anchor, camera, config)
+        ):
+            linked.append(k)
+        if linked and (~np.isnan(observed[:-1, :, 0])).any(axis=0).sum() >= _ENOUGH_MATCHES:
+            break
+    if not linked:
         return None
-    others = [*probes, *(k for k in range(len(views)) if k not in first)]
-    with ThreadPoolExecutor(max(1, cv2.getNumThreads())) as pool:
-        list(pool.map(match, others))
+    for k in linked:
+        _follow(views, observed, k, config)
+    for k in np.flatnonzero((~np.isnan(observed[:-1, :, 0])).sum(axis=1) < config.min_points).tolist():
+        match(k)
     return observed
+
+
+def _is_no_chance(pair: Array, anchor: Image, camera: Array, config: FeaturesConfig) -> bool:
+    """Whether matches (2, n, 2) of two views agree on a motion better than random ones would."""
+    one, other = pair[:, ~np.isnan(pair[:, :, 0]).any(axis=0)]
+    height, width = anchor.shape
+    return is_one_scene(one, other, camera, (width, height), max_error_px=config.max_error_px)
+
+
+def _follow(views: list[Image], observed: Array, first: int, config: FeaturesConfig) -> None:
+    """Fills in where the views before and after one see what it sees, by optical flow from each to the next.
+
+    Views in the order of time move little; what cannot be followed is left to other matches.
+    """
+    for step in (1, -1):
+        which = np.flatnonzero(~np.isnan(observed[first, :, 0]))
+        at = observed[first, which]
+        for k in range(first + step, len(views) if step > 0 else -1, step):
+            at, found = tracking.follow(
+                views[k - step], views[k], at, at, config.flow_window, config.flow_levels
+            )
+            which, at = which[found], at[found]
+            new = np.isnan(observed[k, which, 0])
+            observed[k, which[new]] = at[new]
 
 
 def _keypoints(view: Image) -> tuple[Array, NDArray[np.float32]]:
@@ -105,7 +160,7 @@ def _keypoints(view: Image) -> tuple[Array, NDArray[np.float32]]:
 
 @lru_cache(maxsize=_REMEMBERED_VIEWS)
 def _described(grey: bytes, shape: tuple[int, ...]) -> tuple[Array, NDArray[np.float32]]:
-    """Neighbouring loop events share most of their views, so each is looked at once."""
+    """Neighbouring loop events share views, so each is looked at once."""
     view = np.frombuffer(grey, np.uint8).reshape(shape)
     keypoints, descriptors = cv2.SIFT.create(_NUM_KEYPOINTS).detectAndCompute(view, None)
     if not keypoints:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import cv2
 import numpy as np
+from scipy.special import gammaln
+from scipy.stats import binom
 
 from anchor3r.geometry import SE3, Array
 from anchor3r.predictors.features.projection import rays, triangulate
@@ -20,6 +22,10 @@ _FLAT_SLACK, _FLAT_POINT_SLACK = 3.0, 4.0
 error that is allowed elsewhere."""
 _TRIANGULATION_STEPS = 3
 """Gauss–Newton steps from where the two rays meet."""
+_SAMPLE = 5
+"""Matches that determine an epipolar geometry."""
+_CHANCE = 1e-3
+"""Expected number of geometries that random matches would fit as well, below which they are not random."""
 _NO_MOTION = 1e-9
 """Translation of a homography, in distances to its plane, that is none."""
 
@@ -67,6 +73,31 @@ def relate_two_views(
         return None
     pose = SE3(np.asarray(rotation, np.float64), np.asarray(translation, np.float64)[:, 0])
     return _with_points(pose, first, second, camera, max_error_px, needed)
+
+
+def is_one_scene(
+    first: Array, second: Array, camera: Array, size: tuple[int, int], *, max_error_px: float
+) -> bool:
+    """Whether more pixels (n, 2) in two views of a size (width, height) fit one epipolar geometry than random
+    matches would.
+
+    A random match fits with a probability of the part of the image that is as near to a line. The expected
+    number of geometries, of any five of n random matches, that as many fit as the best one has to be small.
+    Unlike a pose, this needs no parallax and no depth.
+    """
+    if len(first) <= _SAMPLE:
+        return False
+    one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
+    _, inlier = cv2.findEssentialMat(
+        one, other, np.eye(3), method=cv2.USAC_ACCURATE, prob=_RANSAC_CERTAINTY,
+        threshold=max_error_px / camera[0],
+    )  # fmt: skip
+    count, n = 0 if inlier is None else int(inlier.sum()), len(first)
+    if count <= _SAMPLE:
+        return False
+    band = min(1.0, 2 * max_error_px * math.hypot(*size) / (size[0] * size[1]))
+    samples = gammaln(n + 1) - gammaln(_SAMPLE + 1) - gammaln(n - _SAMPLE + 1)
+    return bool(samples + binom.logsf(count - _SAMPLE - 1, n - _SAMPLE, band) < math.log(_CHANCE))
 
 
 def relate_views_of_a_plane(

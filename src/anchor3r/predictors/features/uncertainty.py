@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from anchor3r.geometry import SE3, Array, hat
+from anchor3r.geometry import SE3, Array, adjoint
 from anchor3r.predictors.features.projection import CALIBRATION_SIZE
 
 _MEDIAN_LENGTH = 1.1774
@@ -71,11 +71,3 @@ def log_scale_sigma(member_from_newest: SE3, covariance: Array, num_steps: int) 
     direction = member_from_newest.rotation.T @ away  # right perturbations move along the newest's axes
     variance = float(direction @ covariance[3:, 3:] @ direction) / distance_sq**2
     return min(_MAX_LOG_SCALE_SIGMA, math.sqrt(3 / num_steps * variance))
-
-
-def adjoint(pose: SE3) -> Array:
-    """(6, 6) takes a perturbation from the right of a pose to its left."""
-    out = np.zeros((6, 6))
-    out[:3, :3] = out[3:, 3:] = pose.rotation
-    out[3:, :3] = hat(pose.translation) @ pose.rotation
-    return out

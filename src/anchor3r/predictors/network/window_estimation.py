@@ -147,7 +147,11 @@ class WindowEstimationConfig:
     fusion: DepthFusionConfig = DepthFusionConfig()
     """How depths are carried over from window to window."""
     inflation: CovarianceInflationConfig = CovarianceInflationConfig()
-    """What is added to the covariances."""
+    """What is added to the covariances, for graphs that take the errors of windows for independent."""
+    alone: CovarianceInflationConfig = CovarianceInflationConfig(
+        scale_sigma=0.03, rotation_sigma_deg=0.03, translation_sigma=0.005, translation_sigma_of_depth=0.0005
+    )
+    """What is added to the covariance of a window by itself: the same errors, as large as they are."""
 
     def __post_init__(self) -> None:
         require_positive(self, "keyframe_interval")
@@ -171,6 +175,8 @@ class WindowEstimate:
     """(h, w), 1 and more; of an estimate a measure of the information on the log depths"""
     covariance: Floats | None = None
     """(K, 6, 6) of right perturbations (rotation, translation); None of what the network predicts"""
+    covariance_alone: Floats | None = None
+    """(K, 6, 6) of the same, of this window by itself"""
 
     def member_from_anchor(self, age: int) -> SE3 | None:
         """Pose of the member of that age, if there is one."""
@@ -234,7 +240,8 @@ class WindowEstimator:
         if state.previous is not None and window.covariance is not None:
             window, variance = _continued(window, state.previous, variance, camera, self.config)
         self.state = replace(state, previous=replace(window, covariance=None), log_scale_variance=variance)
-        return inflate_covariance(window, self.config.inflation)
+        alone = inflate_covariance(window, self.config.alone).covariance
+        return replace(inflate_covariance(window, self.config.inflation), covariance_alone=alone)
 
     def _with_frame(self, image: NDArray[np.uint8]) -> EstimatorState:
         """The state with the newest frame and without those that are neither recent nor keyframes."""

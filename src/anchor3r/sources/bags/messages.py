@@ -15,7 +15,12 @@ from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.sources.bags.pixels import decoded_file, decoded_raw
 from anchor3r.sources.stated_camera import StatedCamera
 
-IMAGES = {"sensor_msgs/Image", "sensor_msgs/CompressedImage", "foxglove.RawImage", "foxglove.CompressedImage"}
+VIDEOS = {"foxglove.CompressedVideo", "foxglove_msgs/CompressedVideo"}
+"""One picture a message too, but most of them can only be decoded after the ones before."""
+IMAGES = {
+    "sensor_msgs/Image", "sensor_msgs/CompressedImage", "foxglove.RawImage", "foxglove.CompressedImage",
+    "foxglove_msgs/RawImage", "foxglove_msgs/CompressedImage", *VIDEOS,
+}  # fmt: skip
 CAMERAS = {"sensor_msgs/CameraInfo", "foxglove.CameraCalibration"}
 POSES = {
     "nav_msgs/Odometry", "geometry_msgs/PoseStamped", "geometry_msgs/PoseWithCovarianceStamped",
@@ -60,7 +65,7 @@ class CameraFacts:
     """What a calibration message says."""
 
     pinhole: Pinhole
-    """At the size that was calibrated."""
+    """At the size that was calibrated, or of the part of it that images show."""
     distortion: tuple[float, ...]
     fisheye: tuple[float, ...]
 
@@ -83,6 +88,9 @@ def camera_of(message: Any, *, rectified: bool) -> CameraFacts | None:
     if rectified and len(p) == 12 and p[0] > 0 and p[5] > 0:
         fx, fy, cx, cy = p[0], p[5], p[2], p[6]
     pinhole = Pinhole(fx, fy, cx, cy, int(message.width), int(message.height))
+    part = getattr(message, "roi", None)
+    if part is not None and part.width and part.height:
+        pinhole = pinhole.cropped(part.x_offset, part.y_offset, int(part.width), int(part.height))
     if min(pinhole.width, pinhole.height) < 1:
         return None
     if rectified or not any(d):
@@ -122,23 +130,34 @@ def pose_of(message: Any) -> tuple[SE3, str | None]:
     return _motion(pose.position, pose.orientation), _stripped(body)
 
 
-def transforms_of(message: Any) -> Iterator[tuple[str, str, SE3]]:
-    """(parent, child, parent_from_child) of a message about frames of reference."""
+@dataclass(frozen=True)
+class Transform:
+    """How one frame of reference lies in another."""
+
+    parent: str
+    child: str
+    stamp_ns: int
+    """When; 0 if that is not told"""
+    parent_from_child: SE3
+
+
+def transforms_of(message: Any) -> Iterator[Transform]:
+    """What a message says of frames of reference."""
     for entry in getattr(message, "transforms", None) or [message]:
         if hasattr(entry, "parent_frame_id"):
             parent, motion = entry.parent_frame_id, _motion(entry.translation, entry.rotation)
         else:
             parent = entry.header.frame_id
             motion = _motion(entry.transform.translation, entry.transform.rotation)
-        yield parent.lstrip("/"), entry.child_frame_id.lstrip("/"), motion
+        yield Transform(parent.lstrip("/"), entry.child_frame_id.lstrip("/"), stamp_ns(entry), motion)
 
 
-def chained(transforms: Iterable[tuple[str, str, SE3]], origin: str, target: str) -> SE3 | None:
+def chained(transforms: Iterable[Transform], origin: str, target: str) -> SE3 | None:
     """origin_from_target along a tree of transforms; None if they are not connected."""
     neighbours: dict[str, dict[str, SE3]] = {}
-    for parent, child, parent_from_child in transforms:
-        neighbours.setdefault(parent, {})[child] = parent_from_child
-        neighbours.setdefault(child, {})[parent] = parent_from_child.inverse()
+    for told in transforms:
+        neighbours.setdefault(told.parent, {})[told.child] = told.parent_from_child
+        neighbours.setdefault(told.child, {})[told.parent] = told.parent_from_child.inverse()
     reached = {origin: SE3.identity()}
     waiting = deque([origin])
     while waiting and target not in reached:

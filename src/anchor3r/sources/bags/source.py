@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from threading import Lock
@@ -21,6 +22,7 @@ from anchor3r.sources.bags.messages import (
     IMAGES,
     POSES,
     TRANSFORMS,
+    VIDEOS,
     camera_of,
     chained,
     frame_id,
@@ -29,7 +31,9 @@ from anchor3r.sources.bags.messages import (
     stamp_ns,
     transforms_of,
 )
+from anchor3r.sources.bags.moving_frames import MovingFrames, is_static, moving_frames
 from anchor3r.sources.bags.recording import Recording, Topic, damage_told, open_recording
+from anchor3r.sources.bags.video import VideoMessages, begins
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import Source, UndecodableFrameError, logger
 from anchor3r.sources.stated_camera import StatedCamera
@@ -42,6 +46,12 @@ _DEPTH = re.compile(r"depth|disparity", re.IGNORECASE)
 """Names of image topics that show no picture."""
 _RECTIFIED = re.compile(r"rect", re.IGNORECASE)
 _NS = 1e9
+_LONGEST_GROUP = 300
+"""Pictures of a video among which one is looked for that can be decoded without others; of images ten."""
+
+
+_Decoded = Generator[tuple[int, Frame | UndecodableFrameError], None, None]
+"""Frames with their index, or why they cannot be decoded."""
 
 
 class BagSource(Source):
@@ -58,13 +68,15 @@ class BagSource(Source):
         with open_recording(self._path) as recording, damage_told(self._path):
             topic = _image_topic(recording, options.get("topic"))
             super().__init__(uri, wanted, topic.count)
-            self._topic = topic.name
-            shape, camera_frame = _first_image(recording, topic.name)
+            self._topic, self._is_video = topic.name, topic.kind in VIDEOS
+            shape, camera_frame = _first_image(recording, topic)
             self.lens = _lens(recording, topic.name, shape, options.get("calibration"))
             self._poses = _reference(recording, camera_frame, options.get("reference"))
         self._lock = Lock()
         self._reader: Recording | None = None
-        self._times_ns: NDArray[np.int64] | None = None
+        self._messages: _MessageTable | None = None
+        self._cursor: _Decoded | None = None
+        self._cursor_next = 0
 
     def read(self, index: int) -> Frame:
         if not 0 <= index < (self._length or 0):
@@ -75,12 +87,19 @@ class BagSource(Source):
         with self._lock, damage_told(self._path):
             if self._reader is None:
                 self._reader = open_recording(self._path)
-            for time_ns, data in self._raw_from(self._reader, index):
-                return self._checked_frame(self._frame(self._reader, index, time_ns, data))
+            for number, frame in self._cursor_to(self._reader, index):
+                self._cursor_next = number + 1
+                if number < index:
+                    continue
+                if isinstance(frame, UndecodableFrameError):
+                    raise frame
+                return self._checked_frame(frame)
+            self._cursor = None
         raise UndecodableFrameError(f"{self._describe(index)} is not there; the recording ends before it")
 
     def close(self) -> None:
         with self._lock:
+            self._cursor = None
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
@@ -90,25 +109,47 @@ class BagSource(Source):
             return
         done = wanted.start
         with open_recording(self._path) as recording, damage_told(self._path):
-            raw = self._raw_from(recording, wanted.start)
-            for index, (time_ns, data) in zip(range(wanted.start, wanted.stop), raw, strict=False):
+            for index, frame in self._decoded(recording, wanted):
                 done = index + 1
-                if index not in wanted:
-                    continue
-                try:
-                    frame = self._frame(recording, index, time_ns, data)
-                except UndecodableFrameError as error:
-                    self._skip(index, str(error))
-                    continue
-                yield frame
+                if isinstance(frame, UndecodableFrameError):
+                    self._skip(index, str(frame))
+                else:
+                    yield frame
         for index in wanted:
             if index >= done:
                 self._skip(index, "the recording ends before it")
 
-    def _frame(self, recording: Recording, index: int, time_ns: int, data: bytes) -> Frame:
+    def _cursor_to(self, recording: Recording, index: int) -> _Decoded:
+        """Frames from the index-th or somewhat before; of a video they go on where the last one was read."""
+        is_near = self._is_video and self._group_of(recording, index) <= self._cursor_next <= index
+        if self._cursor is None or not is_near:
+            self._cursor = self._decoded(recording, range(index, self._length or 0))
+        return self._cursor
+
+    def _decoded(self, recording: Recording, wanted: range) -> _Decoded:
+        """The wanted frames."""
+        if not wanted:
+            return
+        start = self._group_of(recording, wanted.start) if self._is_video else wanted.start
+        video = VideoMessages() if self._is_video else None
+        raw = self._raw_from(recording, start)
+        for index, (time_ns, data) in zip(range(start, wanted.stop), raw, strict=False):
+            if video is None and index not in wanted:
+                continue
+            found: Frame | UndecodableFrameError
+            try:
+                found = self._frame(recording, index, time_ns, data, video)
+            except UndecodableFrameError as error:
+                found = error
+            if index in wanted:
+                yield index, found
+
+    def _frame(
+        self, recording: Recording, index: int, time_ns: int, data: bytes, video: VideoMessages | None
+    ) -> Frame:
         with _as_undecodable(self._path):
             message = recording.decode(self._topic, data)
-            image = image_of(message)
+            image = image_of(message) if video is None else video.image_of(message)
         timestamp_s = (stamp_ns(message) or time_ns) / _NS
         pose = None if self._poses is None else self._poses.camera_from_world_at(timestamp_s)
         return Frame(index=index, timestamp_s=timestamp_s, image=image, camera_from_world=pose)
@@ -117,18 +158,47 @@ class BagSource(Source):
         """Messages from the index-th on, with the times of their recording."""
         if index == 0:
             return recording.raw_messages(self._topic)
-        times_ns = self._index(recording)
+        times_ns = self._message_table(recording).times_ns
         if index >= len(times_ns):
             return iter(())
         # Several messages may have been recorded at one time.
         same = index - int(np.searchsorted(times_ns, times_ns[index]))
         return islice(recording.raw_messages(self._topic, int(times_ns[index])), same, None)
 
-    def _index(self, recording: Recording) -> NDArray[np.int64]:
-        if self._times_ns is None:
-            times_ns = (time_ns for time_ns, _ in recording.raw_messages(self._topic))
-            self._times_ns = np.fromiter(times_ns, np.int64)
-        return self._times_ns
+    def _group_of(self, recording: Recording, index: int) -> int:
+        """Where decoding has to begin so as to get a picture of a video."""
+        if index == 0:
+            return 0
+        groups = self._message_table(recording).groups
+        before = int(np.searchsorted(groups, index, side="right"))
+        return int(groups[before - 1]) if before else 0
+
+    def _message_table(self, recording: Recording) -> _MessageTable:
+        if self._messages is None:
+            times_ns, groups = [], []
+            for number, (time_ns, data) in enumerate(recording.raw_messages(self._topic)):
+                times_ns.append(time_ns)
+                if self._is_video and self._begins_group(recording, data):
+                    groups.append(number)
+            self._messages = _MessageTable(np.array(times_ns, np.int64), np.array(groups, np.int64))
+        return self._messages
+
+    def _begins_group(self, recording: Recording, data: bytes) -> bool:
+        try:
+            with _as_undecodable(self._path):
+                return begins(recording.decode(self._topic, data))
+        except UndecodableFrameError:
+            return False
+
+
+@dataclass(frozen=True)
+class _MessageTable:
+    """What it takes to jump within a topic."""
+
+    times_ns: NDArray[np.int64]
+    """When each message was recorded"""
+    groups: NDArray[np.int64]
+    """Numbers of the messages with which decoding a video can begin"""
 
 
 def _options(uri: str, query: str) -> dict[str, str]:
@@ -181,15 +251,16 @@ def _table(topics: list[Topic]) -> str:
     return ", ".join(f"{topic.name} ({topic.count} × {topic.kind})" for topic in topics)
 
 
-def _first_image(recording: Recording, topic: str) -> tuple[tuple[int, int] | None, str]:
-    """Width and height of the first image that can be decoded, of ten; and its frame of reference."""
+def _first_image(recording: Recording, topic: Topic) -> tuple[tuple[int, int] | None, str]:
+    """Width and height of the first image that can be decoded, of some; and its frame of reference."""
     name = ""
-    for _, data in islice(recording.raw_messages(topic), 10):
+    video = VideoMessages() if topic.kind in VIDEOS else None
+    for _, data in islice(recording.raw_messages(topic.name), 10 if video is None else _LONGEST_GROUP):
         try:
             with _as_undecodable(recording.path):
-                message = recording.decode(topic, data)
+                message = recording.decode(topic.name, data)
                 name = frame_id(message)
-                image = image_of(message)
+                image = image_of(message) if video is None else video.image_of(message)
             return (image.shape[1], image.shape[0]), name
         except UndecodableFrameError:
             continue
@@ -233,21 +304,28 @@ def _namespace(topic: str) -> str:
     return topic.removesuffix("/compressed").rpartition("/")[0]
 
 
-def _reference(recording: Recording, camera_frame: str, asked: str | None) -> TimedPoses | None:
+def _reference(
+    recording: Recording, camera_frame: str, asked: str | None
+) -> TimedPoses | MovingFrames | None:
     """Poses of the camera by the topic asked for, or by the only one that calls itself the truth."""
     poses = [known for known in recording.topics.values() if known.kind in POSES and known.count]
     if asked is None:
         chosen = [known for known in poses if _TRUTH.search(known.name)]
-        if len(chosen) != 1:
-            return None
-    else:
-        chosen = [known for known in poses if known.name.strip("/") == asked.strip("/")]
-        if not chosen:
-            raise Anchor3RError(
-                f"{recording.path} has no poses under {asked}"
-                + (f"; there are {_table(poses)}" if poses else ", nor under any other topic")
-            )
-    return _timed_poses(recording, chosen[0].name, camera_frame)
+        return _timed_poses(recording, chosen[0].name, camera_frame) if len(chosen) == 1 else None
+    moving = [
+        known
+        for known in recording.topics.values()
+        if known.kind in TRANSFORMS and known.count and not is_static(known.name)
+    ]
+    found = next((known for known in poses + moving if known.name.strip("/") == asked.strip("/")), None)
+    if found is None:
+        raise Anchor3RError(
+            f"{recording.path} has no poses under {asked}"
+            + (f"; there are {_table(poses + moving)}" if poses or moving else ", nor under any other topic")
+        )
+    if found in moving:
+        return moving_frames(recording, found.name, camera_frame)
+    return _timed_poses(recording, found.name, camera_frame)
 
 
 def _timed_poses(recording: Recording, topic: str, camera_frame: str) -> TimedPoses | None:
@@ -277,7 +355,7 @@ def _body_from_camera(recording: Recording, body: str | None, camera_frame: str)
     if body is None or body == camera_frame:
         return SE3.identity() if body is not None else None
     fixed = [
-        known for known in recording.topics.values() if known.kind in TRANSFORMS and "static" in known.name
+        known for known in recording.topics.values() if known.kind in TRANSFORMS and is_static(known.name)
     ]
     edges = [
         edge

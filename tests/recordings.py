@@ -6,10 +6,12 @@ import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -35,14 +37,18 @@ class Recorded:
     images: list[NDArray[np.uint8]] = field(default_factory=lambda: [numbered(k) for k in range(8)])
     compressed: str | None = None
     """png or jpeg instead of raw pixels"""
+    encoding: str = "rgb8"
+    """Of raw pixels; the pictures themselves are RGB"""
     topic: str = "/cam0/image_raw"
     camera: dict[str, Any] | None = None
-    """K, D, P and distortion_model"""
+    """K, D, P and distortion_model; of ROS also size (width, height), part (x, y, width, height), binning"""
     poses: list[SE3] | None = None
     """world_from_body, as often as the interval says"""
     pose_interval_ns: int = STEP_NS // 2
     pose_topic: str = "/groundtruth/pose"
     body_from_camera: SE3 | None = None
+    moving: dict[tuple[str, str], list[SE3]] | None = None
+    """parent_from_child by their names, as often as the interval says, on /tf"""
     more: list[str] = field(default_factory=list)
     """Further image topics with the same pictures"""
     same_time: bool = False
@@ -65,6 +71,29 @@ def compressed(image: NDArray[np.uint8], format: str) -> bytes:
     return buffer.getvalue()
 
 
+FFMPEG_FORMATS = {
+    "rgb8": "rgb24", "bgr8": "bgr24", "8UC3": "bgr24", "rgba8": "rgba", "bgra8": "bgra", "rgb16": "rgb48le",
+    "bgr16": "bgr48le", "mono8": "gray", "8UC1": "gray", "mono16": "gray16le", "16UC1": "gray16le",
+    "yuv422": "uyvy422", "uyvy": "uyvy422", "yuv422_yuy2": "yuyv422", "yuyv": "yuyv422", "nv12": "nv12",
+    "nv21": "nv21",
+}  # fmt: skip
+"""Who writes a raw picture in an encoding: FFmpeg, by its own name for it."""
+
+
+def raw_pixels(image: NDArray[np.uint8], encoding: str) -> tuple[bytes, int]:
+    """A picture in an encoding, and the bytes of a row, with FFmpeg's padding; the Bayer patterns by hand."""
+    if encoding.startswith("bayer"):
+        letters, bits = encoding.removeprefix("bayer_")[:4], encoding[-1]
+        mosaic = np.empty(image.shape[:2], np.uint8)
+        for place, letter in enumerate(letters):
+            rows, columns = slice(place // 2, None, 2), slice(place % 2, None, 2)
+            mosaic[rows, columns] = image[rows, columns, "rgb".index(letter)]
+        values = mosaic if bits == "8" else mosaic.astype("<u2") << 8
+        return values.tobytes(), values.strides[0]
+    written = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format=FFMPEG_FORMATS[encoding])
+    return b"".join(bytes(plane) for plane in written.planes), written.planes[0].line_size
+
+
 class _Ros:
     """Messages of ROS, made by the types of `rosbags`."""
 
@@ -82,21 +111,24 @@ class _Ros:
             data = np.frombuffer(compressed(image, recorded.compressed), np.uint8)
             kind = self.types["sensor_msgs/msg/CompressedImage"]
             return kind(header=header, format=recorded.compressed, data=data)
+        data_bytes, step = raw_pixels(image, recorded.encoding)
         return self.types["sensor_msgs/msg/Image"](
-            header=header, height=image.shape[0], width=image.shape[1], encoding="rgb8", is_bigendian=0,
-            step=3 * image.shape[1], data=image.ravel(),
+            header=header, height=image.shape[0], width=image.shape[1], encoding=recorded.encoding,
+            is_bigendian=0, step=step, data=np.frombuffer(data_bytes, np.uint8),
         )  # fmt: skip
 
     def camera(self, camera: dict[str, Any]) -> Any:
+        x, y, part_width, part_height = camera.get("part", (0, 0, 0, 0))
         roi = self.types["sensor_msgs/msg/RegionOfInterest"](
-            x_offset=0, y_offset=0, height=0, width=0, do_rectify=False
+            x_offset=x, y_offset=y, height=part_height, width=part_width, do_rectify=False
         )
+        (width, height), binning = camera.get("size", (WIDTH, HEIGHT)), camera.get("binning", 0)
         k, d, p = (np.array(camera[name], np.float64) for name in ("K", "D", "P"))
         names = ("K", "D", "R", "P") if self._one else ("k", "d", "r", "p")
         values = dict(zip(names, (k, d, np.eye(3).ravel(), p), strict=True))
         return self.types["sensor_msgs/msg/CameraInfo"](
-            header=self.header(FIRST_NS, "cam0", 0), height=HEIGHT, width=WIDTH, binning_x=0, binning_y=0,
-            roi=roi, distortion_model=camera["distortion_model"], **values,
+            header=self.header(FIRST_NS, "cam0", 0), height=height, width=width, binning_x=binning,
+            binning_y=binning, roi=roi, distortion_model=camera["distortion_model"], **values,
         )  # fmt: skip
 
     def _vector(self, kind: str, xyz: NDArray[np.float64]) -> Any:
@@ -128,10 +160,14 @@ class _Ros:
             ("mount", "body", mount_from_body),
             ("mount", "cam0", mount_from_body @ body_from_camera),
         ]
+        return self.transforms(links, 0)
+
+    def transforms(self, links: list[tuple[str, str, SE3]], stamp_ns: int) -> Any:
+        """How children lie in their parents at a time."""
         return self.types["tf2_msgs/msg/TFMessage"](
             transforms=[
                 self.types["geometry_msgs/msg/TransformStamped"](
-                    header=self.header(0, parent, 0), child_frame_id=child,
+                    header=self.header(stamp_ns, parent, 0), child_frame_id=child,
                     transform=self.types["geometry_msgs/msg/Transform"](
                         translation=self._vector("Vector3", motion.translation),
                         rotation=self._quaternion(motion.rotation),
@@ -151,6 +187,11 @@ def _ros_messages(recorded: Recorded, ros: _Ros) -> list[tuple[str, str, int, An
         found.append((name, "sensor_msgs/msg/CameraInfo", FIRST_NS, ros.camera(recorded.camera)))
     if recorded.body_from_camera is not None:
         found.append(("/tf_static", "tf2_msgs/msg/TFMessage", FIRST_NS, ros.fixed(recorded.body_from_camera)))
+    for (parent, child), motions in (recorded.moving or {}).items():
+        for j, motion in enumerate(motions):
+            stamp_ns = FIRST_NS + j * recorded.pose_interval_ns
+            message = ros.transforms([(parent, child, motion)], stamp_ns)
+            found.append(("/tf", "tf2_msgs/msg/TFMessage", stamp_ns, message))
     for k in range(len(recorded.images)):
         for topic in (recorded.topic, *recorded.more):
             found.append((topic, kind, recorded.log_time_ns(k), ros.image(recorded, k)))
@@ -213,10 +254,11 @@ def write_foxglove(path: Path, recorded: Recorded) -> Path:
     with open(path, "wb") as file, Writer(file, chunk_size=4000) as writer:
         for k, image in enumerate(recorded.images):
             stamp_ns = FIRST_NS + k * STEP_NS
+            data, step = raw_pixels(image, recorded.encoding)
             message = (
                 RawImage(
-                    frame_id="cam0", width=WIDTH, height=HEIGHT, encoding="rgb8", step=3 * WIDTH,
-                    data=image.tobytes(),
+                    frame_id="cam0", width=WIDTH, height=HEIGHT, encoding=recorded.encoding, step=step,
+                    data=data,
                 )
                 if recorded.compressed is None
                 else CompressedImage(
@@ -239,6 +281,40 @@ def write_foxglove(path: Path, recorded: Recorded) -> Path:
             px, py, pz = map(float, pose.translation)
             found.pose.position.x, found.pose.position.y, found.pose.position.z = px, py, pz
             writer.write_message(recorded.pose_topic, found, log_time=stamp_ns, publish_time=stamp_ns)
+    return path
+
+
+def write_video_mcap(path: Path, codec: str, num_frames: int, key_interval: int = 10) -> Path:
+    """MCAP with Foxglove's compressed video by one of FFmpeg's encoders: numbered pictures, no B frames."""
+    from clips import numbered_image
+    from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+    from mcap_protobuf.writer import Writer
+
+    settings = {
+        "libx264": ("h264", {"tune": "zerolatency"}),
+        "libx265": ("h265", {"tune": "zerolatency", "x265-params": "log-level=none:repeat-headers=1"}),
+        "libvpx-vp9": ("vp9", {"deadline": "realtime", "lag-in-frames": "0"}),
+        "libsvtav1": ("av1", {"preset": "12", "svtav1-params": "pred-struct=1"}),
+    }
+    format, options = settings[codec]
+    encoder = av.CodecContext.create(codec, "w")
+    assert isinstance(encoder, av.VideoCodecContext)
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.options = 128, 64, "yuv420p", options
+    encoder.gop_size, encoder.max_b_frames, encoder.framerate = key_interval, 0, 30
+    encoder.time_base = Fraction(1, 30)
+    packets = []
+    for k in range(num_frames):
+        frame = av.VideoFrame.from_ndarray(numbered_image(k), format="rgb24")
+        frame.pts = k
+        packets += encoder.encode(frame)
+    packets += encoder.encode(None)
+    path = path.with_suffix(".mcap")
+    with open(path, "wb") as file, Writer(file, chunk_size=4000) as writer:
+        for k, packet in enumerate(packets):
+            message = CompressedVideo(frame_id="cam0", format=format, data=bytes(packet))
+            message.timestamp.FromNanoseconds(FIRST_NS + k * STEP_NS)
+            time_ns = FIRST_NS + k * STEP_NS + LATE_NS
+            writer.write_message("/cam0/video", message, log_time=time_ns, publish_time=time_ns)
     return path
 
 

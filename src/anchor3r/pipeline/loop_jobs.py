@@ -1,0 +1,359 @@
+"""What the second thread of a mapping run does about loops, job by job: look, measure, judge, correct.
+
+A job gets what the stream had brought when it started (`Progress`), and nothing else decides what comes of
+it. Keyframes are recognised by their features, whose matches measure too; of a predictor that gives no depths
+they are compared by descriptors, and its windows measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from anchor3r.geometry import Pinhole
+from anchor3r.loops.descriptors import GRADIENTS, PlaceDescriptor, load_descriptor
+from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
+from anchor3r.loops.reinsertion import Reinsertion, ReinsertionConfig
+from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits, retrieve
+from anchor3r.places.keyframes import PlaceKeyframe
+from anchor3r.places.localiser import Lens, PosedKeyframes
+from anchor3r.pose_graph.edges import Edges
+from anchor3r.pose_graph.online_loops import OnlineLoopConfig, close_online
+from anchor3r.pose_graph.verification import Verdict
+from anchor3r.predictors.interface import Predictor
+from anchor3r.store import Loop, LoopClosing, LoopState, Map, load_map
+from anchor3r.store.camera import estimated_camera
+from anchor3r.store.localising import describe_frame
+from anchor3r.trajectory import Trajectory
+
+JOB = "job"
+"""Among a loop's figures: the number of the job that measured it."""
+_STATES = {
+    Verdict.SUPPORTED: LoopState.SUPPORTED,
+    Verdict.FITS: LoopState.FITS,
+    Verdict.SCATTERED: LoopState.SCATTERED,
+    Verdict.CONTRADICTED: LoopState.CONTRADICTED,
+}
+Camera = dict[str, Any] | None
+Event = tuple[Loop, list[Edges]]
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopClosingConfig:
+    """When loops are looked for beside a stream, and how much of it."""
+
+    interval: int = 10
+    """Frames from the start of a job to that of the next one, when what it found is applied: a place that is
+    seen again corrects the map at most twice as many frames later."""
+    keyframe_interval: int = 5
+    """Compare one frame out of so many with earlier places."""
+    max_measured: int = 2
+    """Places that one job measures by windows at most, those that look most alike."""
+    max_keyframes: int = 2048
+    """Keyframes that are remembered; when there are more, every second one is forgotten."""
+    whitened_by: int = 256
+    """Keyframes whose statistics descriptors are compared with."""
+    max_windows: int = 256
+    """Windows that tell the noise of odometry; thinned out like keyframes."""
+    max_events: int = 128
+    """Events that are judged together; when there are more, every second one is let go."""
+    retrieval: RetrievalConfig = RetrievalConfig(top_k=1)
+    """What counts as another visit of a place."""
+    places: PlaceConfig = PlaceConfig(candidates=2)
+    """How places are recognised by features."""
+    reinsertion: ReinsertionConfig = ReinsertionConfig()
+    """When the measurements of one event by windows agree with each other."""
+    graph: OnlineLoopConfig = OnlineLoopConfig()
+    """How events are judged and the map is corrected."""
+
+    def __post_init__(self) -> None:
+        counts = (self.interval, self.keyframe_interval, self.max_measured)
+        limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
+        if min(counts) < 1 or min(limits) < 2:
+            raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
+
+
+@dataclass
+class Thinned(Generic[Entry]):
+    """Every 2^k-th of what was added, so many at most."""
+
+    limit: int
+    entries: list[Entry] = field(default_factory=list)
+    every: int = 1
+    count: int = 0
+
+    def add(self, entry: Entry) -> bool:
+        """Whether that thinned out what is there."""
+        if self.count % self.every == 0:
+            self.entries.append(entry)
+        self.count += 1
+        if len(self.entries) <= self.limit:
+            return False
+        self.entries, self.every = self.entries[::2], 2 * self.every
+        return True
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the stream had brought when a job started."""
+
+    job: int
+    num_frames: int
+    num_poses: int
+    windows: list[Edges]
+    new_keyframes: list[tuple[int, NDArray[np.float32] | None]]
+    """Frames, with their tokens where the predictor gives some."""
+    is_free: bool
+    camera: Camera
+
+
+class LoopWorker:
+    """What only the second thread touches: keyframes and events of all jobs so far."""
+
+    def __init__(
+        self,
+        folder: Path,
+        load: Callable[[], Predictor],
+        search: int,
+        config: LoopClosingConfig,
+        rows: list[NDArray[np.float64]],
+        members: dict[int, int],
+    ) -> None:
+        self._folder, self._search, self._config = folder, search, config
+        self._rows = rows  # only added to, by the other thread
+        self._map: Map | None = None
+        self._windows = _ByWindows(self._scene_map, load, config, members)
+        self._places = _ByPlaces(self._scene_map, config)
+        self._events: Thinned[Event] = Thinned(config.max_events)
+
+    def close(self) -> None:
+        if self._map is not None:
+            self._map.close()
+
+    def recall(self, seen: Progress, measured: list[Event]) -> None:
+        """Takes over what a job of an earlier run did."""
+        self._describe(seen)
+        for event in measured:
+            if not event[0].state.is_left_out:
+                self._events.add(event)
+
+    def run(self, seen: Progress) -> LoopClosing:
+        """One job."""
+        odometry = self._odometry(seen.num_poses)
+        described = self._describe(seen)
+        finder = self._places if self._places.has_depths else self._windows
+        measured = [
+            (replace(loop, figures={**loop.figures, JOB: float(seen.job)}), groups)
+            for loop, groups in finder.events(seen, odometry)
+        ]
+        new = [event for event in measured if not event[0].state.is_left_out]
+        for event in new:
+            self._events.add(event)
+        told = LoopClosing(search=self._search, found=measured, places=described)
+        return self._closed(told, seen, odometry) if new else told
+
+    def _closed(self, told: LoopClosing, seen: Progress, odometry: Trajectory) -> LoopClosing:
+        """With all events judged and the correction that they ask for."""
+        events = self._events.entries
+        closed = close_online(
+            odometry, [groups for _, groups in events], seen.windows,
+            is_free=seen.is_free, config=self._config.graph,
+        )  # fmt: skip
+        judged = []
+        for k, (loop, groups) in enumerate(events):
+            now = replace(loop, state=_STATES[closed.verdicts[k]])
+            if now.state is not loop.state:
+                judged.append(now)
+                events[k] = now, groups
+        return replace(told, judged=judged, correction=closed.correction)
+
+    def _describe(self, seen: Progress) -> list[PlaceKeyframe]:
+        """Takes the new keyframes; their features."""
+        described = []
+        for frame, tokens in seen.new_keyframes:
+            described.append(self._places.add(frame))
+            if not self._places.has_depths:
+                self._windows.add(frame, tokens)
+        return described
+
+    def _scene_map(self) -> Map:
+        if self._map is None:
+            self._map = load_map(self._folder)
+        return self._map
+
+    def _odometry(self, count: int) -> Trajectory:
+        rows = np.array(self._rows[:count]).reshape(count, -1)
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        return Trajectory(
+            frames=rows[:, 0].astype(np.int64),
+            rotation=rows[:, 3:12].reshape(-1, 3, 3),
+            center=rows[:, 12:],
+            component=rows[:, 1].astype(np.int64),
+            log_scale=rows[:, 2].copy(),
+        )
+
+
+class _ByPlaces:
+    """Events by the features of keyframes."""
+
+    def __init__(self, scene_map: Callable[[], Map], config: LoopClosingConfig) -> None:
+        self._scene_map, self._config = scene_map, config
+        self._keyframes: Thinned[int] = Thinned(config.max_keyframes)
+        self._search = PlaceSearch(self._place, config.places)
+        self.has_depths = False
+        """Whether features can measure: the predictor gives depths."""
+
+    def add(self, frame: int) -> PlaceKeyframe:
+        """The features of the next keyframe."""
+        place = self._place(frame)
+        self.has_depths |= bool(np.isfinite(place.depth).any())
+        is_kept = self._keyframes.count % self._keyframes.every == 0
+        if is_kept:
+            self._search.add(place)
+        if self._keyframes.add(frame):
+            self._search.thin()
+        return place
+
+    def events(self, seen: Progress, odometry: Trajectory) -> list[Event]:
+        """Of the new keyframes with the places that they recognise, one each."""
+        frames = np.array(self._keyframes.entries, np.int64)
+        new = np.flatnonzero(np.isin(frames, [frame for frame, _ in seen.new_keyframes]))
+        if not len(new):
+            return []
+        rows = np.searchsorted(odometry.frames, frames)
+        posed = self._posed(seen, odometry.select(rows))
+        keyframes = Keyframes(
+            frames=rows,
+            descriptor=np.empty((len(rows), 0), np.float32),
+            camera_from_world=posed.camera_from_world,
+            component=posed.component,
+        )
+        found = []
+        for queries, allowed in other_visits(keyframes, self._config.retrieval, int(new[0])):
+            for query, may_match in zip(queries.tolist(), allowed, strict=True):
+                event = self._event(posed, query, may_match, is_free=seen.is_free)
+                found += [] if event is None else [event]
+        return found
+
+    def _event(
+        self, posed: PosedKeyframes, query: int, allowed: NDArray[np.bool_], *, is_free: bool
+    ) -> Event | None:
+        for match in self._search.candidates(self._place(int(posed.frames[query])), allowed).tolist():
+            event = place_event(self._search, posed, query, match, is_free=is_free)
+            if event is not None:
+                return event
+        return None
+
+    def _posed(self, seen: Progress, odometry: Trajectory) -> PosedKeyframes:
+        assert odometry.component is not None
+        assert odometry.log_scale is not None
+        camera, lens = self._camera(seen, odometry.frames)
+        return PosedKeyframes(
+            frames=odometry.frames,
+            camera_from_world=odometry.camera_from_world,
+            scale=np.exp(odometry.log_scale),
+            component=odometry.component,
+            camera=camera,
+            lens=lens,
+            read=self._place,
+        )
+
+    def _camera(self, seen: Progress, frames: NDArray[np.int64]) -> tuple[Pinhole, Lens]:
+        """What is known of the camera as the job starts."""
+        if (found := seen.camera) is not None and "cx" in found:
+            size = int(found["width"]), int(found["height"])
+            pinhole = Pinhole(found["fx"], found["fy"], found["cx"], found["cy"], *size)
+            return pinhole, (float(found["k1"]), float(found["k2"]))
+        stated = self._scene_map().intrinsics(int(frames[-1]))
+        return stated or estimated_camera(self._scene_map(), frames.tolist()), (0.0, 0.0)
+
+    def _place(self, frame: int) -> PlaceKeyframe:
+        """The features of a frame, which the map keeps soon after they are made."""
+        scene_map = self._scene_map()
+        return scene_map.place_if_kept(frame) or describe_frame(scene_map, frame)
+
+
+class _ByWindows:
+    """Events by what the predictor's windows measure, of keyframes whose descriptors are alike."""
+
+    def __init__(
+        self,
+        scene_map: Callable[[], Map],
+        load: Callable[[], Predictor],
+        config: LoopClosingConfig,
+        members: dict[int, int],
+    ) -> None:
+        self._scene_map, self._load, self._config = scene_map, load, config
+        self._members = members  # only added to, by the other thread
+        self._predictor: Predictor | None = None
+        self._descriptor: PlaceDescriptor | None = None
+        self._has_tokens = False
+        self._keyframes: Thinned[tuple[int, NDArray[np.float32]]] = Thinned(config.max_keyframes)
+
+    def add(self, frame: int, descriptor: NDArray[np.float32] | None) -> None:
+        """Takes a keyframe, with the predictor's descriptor; without one it is described by its picture."""
+        if (descriptor is not None) != self._has_tokens:
+            if self._has_tokens:
+                return  # a frame that got its pose by a later window
+            self._has_tokens, self._keyframes = True, Thinned(self._config.max_keyframes)
+        if descriptor is None:
+            self._descriptor = self._descriptor or load_descriptor(GRADIENTS)
+            assert self._descriptor is not None
+            descriptor = self._descriptor.describe(self._scene_map().frame(frame).image)
+        self._keyframes.add((frame, descriptor))
+
+    def events(self, seen: Progress, odometry: Trajectory) -> list[Event]:
+        """Of the places that look most alike, with the new keyframes."""
+        matches = self._matches(seen, odometry)
+        if not matches:
+            return []
+        predictor, scene_map = self._ready_predictor(seen), self._scene_map()
+        known = [frame for frame, since in list(self._members.items()) if since < seen.num_frames]
+        reinsertion = Reinsertion(
+            scene_map, predictor, scene_map.frame, self._config.reinsertion,
+            online=odometry, members=np.array(known),
+        )  # fmt: skip
+        return [reinsertion.measure(-1, query, match, similarity) for query, match, similarity in matches]
+
+    def _matches(self, seen: Progress, odometry: Trajectory) -> list[tuple[int, int, float]]:
+        """(query, match, similarity) of places that look most alike, of the new keyframes."""
+        config, keyframes = self._config, self._keyframes.entries
+        new = {frame for frame, _ in seen.new_keyframes}
+        num_new = sum(frame in new for frame, _ in keyframes[-len(new) :]) if new else 0
+        if not num_new:
+            return []
+        frames = np.array([frame for frame, _ in keyframes])
+        rows = np.searchsorted(odometry.frames, frames)
+        assert odometry.component is not None
+        found = retrieve(
+            Keyframes(
+                frames=rows,
+                descriptor=np.stack([descriptor for _, descriptor in keyframes]),
+                camera_from_world=odometry.camera_from_world[rows],
+                component=odometry.component[rows],
+            ),
+            replace(config.retrieval, min_gap=max(config.retrieval.min_gap, 2 * self._window(seen))),
+            first=len(rows) - num_new,
+            sample=config.whitened_by,
+        )
+        best = np.argsort(-found.similarity, kind="stable")[: config.max_measured]
+        names = odometry.frames
+        return [
+            (int(names[found.query[k]]), int(names[found.match[k]]), float(found.similarity[k])) for k in best
+        ]
+
+    def _window(self, seen: Progress) -> int:
+        return self._ready_predictor(seen).window
+
+    def _ready_predictor(self, seen: Progress) -> Predictor:
+        if self._predictor is None:
+            self._predictor = self._load()
+        if seen.camera is not None:
+            self._predictor.hold_camera(seen.camera)
+        return self._predictor
