@@ -82,13 +82,27 @@ def map_source(
         print(f"predictor auto: {AUTO_REASON}", file=sys.stderr)
     with beside(out) if view else nullcontext():  # which shows the map on when this has told how it went
         with open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames:
-            if _are_unordered(frames, order, resume=resume):
-                summary = _map_photos(frames, out, settings, overwrite=overwrite)
-            else:
-                summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
-                if order == "auto" and _are_too_far_apart(frames, summary):
-                    summary = _map_photos(frames, out, settings, overwrite=True)
+            summary = _mapped(frames, out, settings, order, rerun, resume=resume, overwrite=overwrite)
         return _finished(summary, out, settings.threads, dense=dense)
+
+
+def _mapped(
+    frames: Source,
+    out: Path,
+    settings: MapSettings,
+    order: str,
+    rerun: str | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Maps the frames as a stream or as photographs, whichever they are; the summary."""
+    if _are_unordered(frames, order, resume=resume):
+        return _map_photos(frames, out, settings, overwrite=overwrite)
+    summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
+    if order == "auto" and _are_too_far_apart(frames, summary):
+        return _map_photos(frames, out, settings, overwrite=True)
+    return summary
 
 
 def _streamed(
