@@ -35,7 +35,7 @@ test: $(VENV)/installed  ## style, types and tests
 	MYPYPATH=src:tests:benchmarks:$$(printf '%s:' tests/*/) $(BIN)/mypy --config-file tests/mypy.ini tests
 	$(BIN)/pytest -n 2
 
-install-test: $(VENV)/installed  ## build wheel and sdist, install them into a clean environment, run them
+install-test: $(VENV)/installed  ## wheel and sdist, in a clean environment of each Python at hand; the Dockerfile's steps
 	$(BIN)/pytest -m slow tests/test_install.py
 
 fuzz: $(VENV)/installed  ## 5,000 hostile inputs through the command line, and all that ever failed (out/fuzz)

@@ -22,12 +22,11 @@ from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.sources import open_source
 from anchor3r.store import Map
 
-DRIVE = "world:305?motion=grid&frames=1200&width=320&height=240"
+DRIVE = "world:7?motion=grid&frames=600&width=192&height=144"
 SEEN = {
-    "a drive": "world:101?kind=street&motion=driving&frames=60&width=320&height=240",
-    "a room": "world:101?kind=room&motion=handheld&frames=60&width=320&height=240",
+    "a drive": "world:101?kind=street&motion=driving&frames=40&width=320&height=240",
+    "a room": "world:101?kind=room&motion=handheld&frames=40&width=320&height=240",
 }
-"""Worlds that nothing here was made with."""
 BINS = np.linspace(0, 1, 11)
 
 
@@ -68,7 +67,7 @@ def judged(folder: Path, uri: str) -> tuple[NDArray[np.float64], NDArray[np.bool
             columns = ((np.arange(width) + 0.5) * frame.depth_m.shape[1] / width).astype(int)
             true, depth = frame.depth_m[rows][:, columns], found.points_in_camera[..., 2]
             known = (true > 0) & np.isfinite(depth) & (depth > 0)
-            ratios.append((depth / true)[known])
+            ratios.append(depth[known] / true[known])
             confidences.append(found.confidence[known])
     ratio, confidence = np.concatenate(ratios), np.concatenate(confidences).astype(np.float64)
     return confidence, np.abs(ratio / np.median(ratio[confidence > 0.5]) - 1) < TOLERANCE

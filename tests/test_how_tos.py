@@ -44,7 +44,10 @@ def street() -> list[Frame]:
 
 @pytest.fixture(scope="module")
 def video(street: list[Frame], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("video") / "street.mp4"
+    return write_video(tmp_path_factory.mktemp("video") / "street.mp4", street)
+
+
+def write_video(path: Path, street: list[Frame]) -> Path:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=RATE_HZ, options={"crf": "12"})
         stream.height, stream.width = street[0].image.shape[:2]
@@ -87,6 +90,9 @@ def prepare(page: str, street: list[Frame], video: Path) -> None:
     if page == "drive-with-gps":
         write_track(street)
         anchor3r("map drive.mp4 --out room")
+    if page == "merge-maps":
+        shutil.copy(video, "monday.mp4")
+        write_video(Path("tuesday.mp4"), street[5:])
     if page == "robot-bag":
         recorded = Recorded(images=[frame.image for frame in street])
         write_ros1(Path("run"), recorded)
@@ -134,5 +140,5 @@ def test_what_a_page_says_runs(
 
 
 def test_every_page_is_tried() -> None:
-    assert len(PAGES) == 11
+    assert len(PAGES) == 12
     assert sum(bool(commands_of(page)) for page in PAGES) >= 7

@@ -46,7 +46,7 @@ def interpreter(version: str) -> Path | None:
         return Path(sys.executable)
     on_path, pyenv = shutil.which(f"python{version}"), Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [on_path, *sorted(pyenv.expanduser().glob(f"versions/{version}.*/bin/python"))]
-    for found in filter(None, candidates):
+    for found in [str(candidate) for candidate in candidates if candidate is not None]:
         if subprocess.run([found, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
             return Path(found)
     return None

@@ -24,8 +24,8 @@ class FramePose:
     center: NDArray[np.float64]
     """(3,) in the world"""
     covariance: NDArray[np.float64] | None = None
-    """(6, 6) rotation (camera axes, rad²), centre (world axes, squared world lengths); None without
-    votes."""
+    """(6, 6) rotation (camera axes, rad²), centre (world axes, squared world lengths): of online poses relative
+    to the frame before, of refined ones to the trajectory as a whole; None where nothing is measured."""
     component: int = 0
     """Poses of different components are not related by any measurement."""
     log_scale: float = 0.0

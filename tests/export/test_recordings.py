@@ -121,7 +121,7 @@ def test_a_budget_of_points_is_kept(
 def test_a_bag_of_ros_2_read_by_rosbags(scene_map: Map, tmp_path: Path) -> None:
     from rosbags.highlevel import AnyReader
 
-    out, found = tmp_path / "run", defaultdict(list)
+    out, found = tmp_path / "run", defaultdict[str, list[tuple[int, Any]]](list)
     assert cli.main(["export", str(scene_map.folder), "--format", "rosbag2", "--out", str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["metadata.yaml", "run.mcap"]
     with AnyReader([out]) as reader:

@@ -10,6 +10,7 @@ import tyro
 from safetensors.torch import save_file
 
 from anchor3r.cli.convert import convert
+from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.model.checkpoints import load_tensors, read_tensors
 from anchor3r.model.config import PRESETS, NetworkConfig
@@ -102,6 +103,15 @@ def test_the_command_writes_a_network_that_streams(
     tyro.cli(convert, args=["vggt", str(vggt_file), "--out", str(out)])
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("taken", "new", "dropped", "layers.*.window", "track_head"))
+    assert (
+        main(["convert", "vggt", str(vggt_file), "--out", str(tmp_path / "again.safetensors"), "--json"]) == 0
+    )
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == "anchor3r/convert/1"
+    assert (
+        sum(part["num_parameters"] for part in told["parts"] if part["fate"] != "dropped")
+        == told["parameters"]
+    )
     tensors, config_json = read_tensors(out)
     assert config_json is not None
     network = Anchor3RNetwork(NetworkConfig.from_json(config_json))

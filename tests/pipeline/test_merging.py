@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from anchor3r import load_map, map_source, open_source
 from anchor3r.cli.main import main
 from anchor3r.geometry import umeyama
 from anchor3r.pipeline.settings import MapSettings
-from anchor3r.store import ONLINE, Map
+from anchor3r.store import ONLINE, Map, MapWriter
 from anchor3r.trajectory import Trajectory
 
 ROOM = "world:7?kind=room&width=320&height=240&frames=80&horizontal_fov_deg=70"
@@ -101,7 +103,7 @@ def test_what_reads_maps_reads_a_merged_one(merged: Path, tmp_path: Path) -> Non
         ["view", str(merged), "--save", str(tmp_path / "page")],
         ["export", str(merged), "--format", "tum", "--out", str(tmp_path / "poses.tum")],
         ["export", str(merged), "--format", "nerfstudio", "--out", str(tmp_path / "nerf")],
-        ["evaluate", "map", str(merged), "--out", str(tmp_path / "evaluation")],
+        ["evaluate", "map", str(merged), "--poses", "offline", "--out", str(tmp_path / "evaluation")],
         ["localise", str(merged), ROOM, "--start", "4", "--stride", "30", "--out", str(tmp_path / "at.tum")],
         ["densify", str(merged), "--every", "15", "--size", "160", "--no-fuse"],
         ["fuse", str(merged), "--depths", "predicted", "--min-views", "1"],
@@ -179,6 +181,28 @@ def test_bad_input_is_refused_and_leaves_nothing(
     assert "not empty" in capsys.readouterr().err
     assert not out.exists()
     assert not any(path.name.startswith(".m") for path in tmp_path.iterdir())
+
+
+def test_parts_that_cannot_be_are_refused(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "foreign"
+    shutil.copytree(merged, folder)
+    with load_map(folder) as scene_map:
+        parts = [asdict(part) for part in scene_map.parts()]
+    for wrong in (
+        [],
+        [{"map": "a"}],
+        [parts[1], parts[0]],
+        [parts[0] | {"stride": 0}],
+        [parts[0] | {"first_frame": -1}],
+        [parts[0] | {"time_shift_s": "soon"}],
+        [parts[0] | {"source": "rtsp://nowhere/live"}, 3],
+    ):
+        with MapWriter.open(folder) as writer:
+            writer.write_meta(parts=wrong)
+        assert main(["render", str(folder), "--out", str(tmp_path / "map.png")]) == 1
+        assert str(folder) in capsys.readouterr().err
 
 
 def test_a_merge_that_is_killed_leaves_no_map_and_can_be_repeated(

@@ -11,6 +11,16 @@ import cv2
 import numpy as np
 import pytest
 from clips import number_of
+from scipy.spatial.transform import Rotation, Slerp
+from test_damaged_sources import damaged, drain
+
+from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import SE3
+from anchor3r.pipeline.mapping import map_source
+from anchor3r.predictors.ground_truth import GroundTruthPredictor
+from anchor3r.sources import Source, StatedCamera, UndecodableFrameError, open_source
+from anchor3r.sources.bags.pixels import decoded_raw
+from anchor3r.store import load_map
 from recordings import (
     FFMPEG_FORMATS,
     FIRST_NS,
@@ -24,16 +34,6 @@ from recordings import (
     write_ros2,
     write_video_mcap,
 )
-from scipy.spatial.transform import Rotation, Slerp
-from test_damaged_sources import damaged, drain
-
-from anchor3r.errors import Anchor3RError
-from anchor3r.geometry import SE3
-from anchor3r.pipeline.mapping import map_source
-from anchor3r.predictors.ground_truth import GroundTruthPredictor
-from anchor3r.sources import Source, StatedCamera, UndecodableFrameError, open_source
-from anchor3r.sources.bags.pixels import decoded_raw
-from anchor3r.store import load_map
 
 CAMERA = {
     "K": [20.0, 0, 11.5, 0, 21, 7.5, 0, 0, 1],
@@ -142,6 +142,32 @@ def test_a_video_that_begins_within_a_group_and_has_a_gap(tmp_path: Path) -> Non
         writer.write_message("/cam0/video", strange, FIRST_NS, FIRST_NS)
     with pytest.raises(Anchor3RError, match=r"no frame of .* can be decoded"):
         list(opened(cut))
+
+
+@pytest.mark.parametrize("codec", ["libx264", "libx265", "libvpx-vp9", "libsvtav1"])
+def test_damaged_video(codec: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is in its messages, it is an error of ours or some frames less."""
+    from foxglove_schemas_protobuf.CompressedVideo_pb2 import CompressedVideo
+    from mcap.reader import make_reader
+    from mcap_protobuf.writer import Writer
+
+    cut, rng = tmp_path / "cut.mcap", random.Random(1)
+    with open(write_video_mcap(tmp_path / "whole", codec, 12, 4), "rb") as read:
+        messages = [message for _, _, message in make_reader(read).iter_messages()]
+    for _ in range(12):
+        with open(cut, "wb") as file, Writer(file) as writer:
+            for message in messages:
+                video = CompressedVideo.FromString(message.data)
+                if rng.random() < 0.4:
+                    video.data = damaged(video.data, rng)
+                writer.write_message("/cam0/video", video, message.log_time, message.publish_time)
+        assert drain(f"bag:{cut}") <= 12
+        try:
+            with opened(cut) as source:
+                for k in (7, 2, 11):
+                    source.read(k)
+        except Anchor3RError:
+            continue
 
 
 def test_recordings_are_known_by_their_suffix(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def print_json(name: str, result: Mapping[str, Any]) -> None:
     global _printed
     if _program_output is not None:
         _printed = True
+        missing = set(SCHEMAS[name]) - set(result)
+        assert not missing, f"an object {name} without {missing}"
         text = json.dumps({"schema": f"anchor3r/{name}/1", **_plain(dict(result))}, allow_nan=False)
         print(text, file=_program_output, flush=True)
 

@@ -142,7 +142,7 @@ class PlaceSearch:
             return matches_with(posed, k, self._place(int(posed.frames[k])), vectors, rays, config)
 
         own = {place_row: matches(place_row)}
-        if len(own[place_row]) <= config.min_inliers:
+        if len(own[place_row]) < self.config.edge_inliers:
             return None
         start = find_pose(own[place_row], sigma, config.pose)
         if start is None:
@@ -243,7 +243,7 @@ class PlaceSearch:
         votes = []
         for row in rows[counts >= config.min_inliers].tolist():
             others = pool.select(pool.keyframe != row)
-            pose = refine_pose(others, joint.camera_from_world, sigma, config.pose)
+            pose = refine_pose(others, joint.camera_from_world, sigma, config.pose, is_near=True)
             judged = judge_pose(others, pose, sigma, area, config.pose, 1)
             if judged is not None and judged.num_inliers >= self.config.edge_inliers:
                 votes.append((row, judged))

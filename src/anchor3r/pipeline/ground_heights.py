@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from anchor3r.dense.ground import (
+    Grey,
     GroundConfig,
     GroundPlane,
     GroundStrip,
     GroundView,
-    Grey,
     blurred_grey,
     travelled,
     upright,
@@ -269,11 +269,8 @@ def _views(
     away = np.linalg.norm(window.translation, axis=1) / wanted
     usable = np.flatnonzero((away > 0.3) & (away < 2.5))
     best = usable[np.argsort(np.abs(np.log(away[usable])), kind="stable")[:2]]
-    return [
-        GroundView(read(int(window.members[k])), window.rotation[k], window.translation[k]) for k in best
-    ]
+    return [GroundView(read(int(window.members[k])), window.rotation[k], window.translation[k]) for k in best]
 
 
 def _longest(window: GroundWindow) -> int:
     return int(np.argmax(np.linalg.norm(window.translation, axis=1)))
-

@@ -21,12 +21,12 @@ _REMEMBERED = 256
 """Keyframes whose features are kept in memory."""
 
 
-def best_descriptor(scene_map: Map, predictor: str | None) -> str:
-    """How places of a map are recognised where the user does not say: by tokens if its predictor made some;
-    else by features, whose matches measure where depths are known, unless the user names what measures."""
+def best_descriptor(scene_map: Map) -> str:
+    """How places of a map are recognised where the user does not say: by tokens if its predictor made some,
+    else by features, which need depths."""
     if len(scene_map.descriptors()[0]):
         return TOKENS
-    return PLACES if predictor is None and len(scene_map.frames_with_points()) else GRADIENTS
+    return PLACES if len(scene_map.frames_with_points()) else GRADIENTS
 
 
 def keep_features(scene_map: Map, writer: MapWriter, read_frame: FrameReader, progress: Progress) -> None:
@@ -45,7 +45,7 @@ def known_places(
     progress: Progress,
 ) -> Iterator[tuple[Loop, list[Edges]]]:
     """For every keyframe the events with up to `top_k` places that it recognises; features must be kept."""
-    is_free = bool(np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
+    is_free = bool(scene_map.parts() or np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
     online = scene_map.trajectory()
     keyframes = Keyframes(

@@ -196,7 +196,8 @@ class MappingRun:
             loaded_as=predictor.loaded_as,
         )
         self._closer = None if closing is None else self._make_closer(closing, settings)
-        self._mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        self.mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        """Takes the frames, one by one."""
         self._started = self._ended = time.monotonic()
 
     def _make_closer(self, config: LoopClosingConfig, settings: MapSettings) -> LoopCloser:
@@ -241,7 +242,7 @@ class MappingRun:
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
         self._begin_with_camera()
-        for update in self._mapper.run(self.source):
+        for update in self.mapper.run(self.source):
             self.num_updates += 1
             self._ended = time.monotonic()
             yield update

@@ -82,11 +82,11 @@ class RefineSettings:
     """Earlier places to try for a keyframe."""
     descriptor: str | None = None
     """How places are recognised: tokens (from the predictor, as it mapped), places (by local features, also
-    from elsewhere; their matches measure the loop), gradients (of the kept images) or netvlad:PATH (public
-    Pittsburgh weights). If not given, tokens if the map has them, else places if it has depths and no
-    predictor is named."""
+    from elsewhere), gradients (of the kept images) or netvlad:PATH (public Pittsburgh weights). If not given,
+    tokens if the map has them, else places if it has depths."""
     predictor: str | None = None
-    """What measures loops, except those by places; the predictor that the map was made with if not given."""
+    """What measures loops; the predictor that the map was made with if not given. Where it finds no relation,
+    places are measured by the matches of their features."""
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
     threads: int | None = None

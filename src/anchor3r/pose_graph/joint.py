@@ -405,7 +405,7 @@ class _Refinement:
     def _trust_scales(self, alone: PoseState, known: Knowledge) -> None:
         """The same by scales that are known all along: how far those of the windows wander from them.
 
-        They do not tell how directions drift; so windows count as what they are without copies of one another.
+        They do not tell how directions drift; so windows count without copies of one another.
         """
         for kind in known.kinds:
             if isinstance(kind, Scales):

@@ -120,13 +120,17 @@ def _scene(
     for other in scene_map.trajectory_names():
         if other != name:
             found = scene_map.trajectory(other)
-            paths[other] = _pieces(scene_map, found.select(np.isin(found.frames, poses.frames)))
+            here = found.select(np.isin(found.frames, poses.frames))
+            if (pieces := _pieces_in_world_of(scene_map, name, poses, other, here)) is not None:
+                paths[other] = pieces
     truth = scene_map.true_trajectory()
     world_from_truth = None if truth is None else estimated_from_true_world(poses, truth)
     if truth is not None and world_from_truth is not None:
         within = truth.select((truth.frames >= poses.frames[0]) & (truth.frames <= poses.frames[-1]))
         placed = replace(within, center=np.asarray(world_from_truth.apply(within.center), np.float64))
         paths[TRUTH] = _pieces(scene_map, placed)
+    is_metric = scene_map.units(name) == "m"
+    fitted = None if world_from_truth is None else float(1 / world_from_truth.scale)
     some = poses.select(np.unique(np.linspace(0, len(poses) - 1, NUM_CAMERAS).astype(int)))
     return PictureScene(
         poses=poses,
@@ -136,10 +140,26 @@ def _scene(
         below=below,
         paths=paths,
         cameras=frustum_lines(some, scene_map.intrinsics(int(poses.frames[0])), _camera_size(poses, points)),
-        metres_per_unit=None if world_from_truth is None else float(1 / world_from_truth.scale),
+        metres_per_unit=1.0 if is_metric else fitted,
         spacing=0.0 if fused is None else fused.voxel * max(1.0, len(fused) / max_points) ** 0.5,
         title="\n".join(remarks),
     )
+
+
+def _pieces_in_world_of(
+    scene_map: Map, name: str, poses: Trajectory, other: str, found: Trajectory
+) -> list[NDArray[np.float64]] | None:
+    """The path of other poses beside the ones of a name; None if they lie in worlds that nothing relates.
+
+    Poses that priors have placed are in another world than those that they have not: a similarity fits them.
+    """
+    worlds = [(scene_map.units(n), scene_map.datum(n)) for n in (name, other)]
+    if worlds[0] == worlds[1]:
+        return _pieces(scene_map, found)
+    fitted = estimated_from_true_world(poses, found)
+    if fitted is None:
+        return None
+    return [np.asarray(fitted.apply(piece), np.float64) for piece in _pieces(scene_map, found)]
 
 
 def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
