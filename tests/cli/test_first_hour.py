@@ -526,8 +526,8 @@ class TestWords:
 
     def test_why_a_predictor_was_chosen_is_told_only_if_wanted(self, tmp_path: Path, run: Run) -> None:
         arguments = ("map", f"{STREET}&frames=14", "--out", tmp_path / "m", "--overwrite")
-        assert "measured better" not in run(*arguments)[2]
-        assert "predictor features: it measured better" in run(*arguments, "--verbose")[2]
+        assert "predictor auto" not in run(*arguments)[2]
+        assert "predictor auto: features measures" in run(*arguments, "--verbose")[2]
 
     def test_no_stage_is_called_a_network_where_there_is_none(self, tmp_path: Path, run: Run) -> None:
         assert run("map", SMALL, "--out", tmp_path / "m", *TRUTH)[0] == 0
