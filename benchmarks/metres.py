@@ -6,6 +6,7 @@ truth as it stands, without a fitted scale. Prints a line a draw and a summary.
 
     python benchmarks/metres.py gnss kitti:DATA/00 --out out/metres/00
     python benchmarks/metres.py distances 7scenes:DATA/redkitchen --out out/metres/kitchen
+    python benchmarks/metres.py height "world:101?motion=driving&frames=300" --out out/metres/drive
     python benchmarks/metres.py cost
 """
 
@@ -193,6 +194,65 @@ def _taped(true: Trajectory, rng: np.random.Generator, noise: float) -> tuple[in
             return int(true.frames[a]), int(true.frames[b]), metres * (1 + noise * rng.normal())
 
 
+def height(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    camera_height: float | None = None,
+    predictor: str = "features",
+    stretch_m: float = 50.0,
+) -> None:
+    """A known camera height, without loops: the error of the path, and of its scale all along it.
+
+    Args:
+        source: What is mapped; it has to have ground truth.
+        out: Folder of the map; one that is there is used.
+        camera_height: Metres above the ground; of a world, whose ground is at 0, what the truth says.
+        predictor: What the map is made with.
+        stretch_m: Length of the stretches of path whose scales are compared.
+    """
+    true = _mapped(source, out, predictor, loops=False)
+    if camera_height is None:
+        camera_height = float(np.median(-true.center[:, 1]))
+    started = time.process_time()
+    priors = PriorSettings(camera_height=camera_height)
+    summary = _refined(out, False, priors)
+    seconds = time.process_time() - started
+    refine_map(out, RefineSettings(loops=False), name="plain")
+    errors = {}
+    for name in ("online", "plain", _NAME):
+        with load_map(out) as scene_map:
+            refined = scene_map.trajectory(name)
+        place = true.center[np.searchsorted(true.frames, refined.frames)]
+        errors[name] = _ate(refined.center, place, True)
+        scale = _scale_along(refined.center, place, stretch_m)
+        if name == _NAME:
+            rigid, off = _ate(refined.center, place, False), scale - 1
+        else:
+            off = scale / np.median(scale) - 1
+        print(
+            f"{name}: Sim(3) ATE {errors[name]:.3f} m, scale over {stretch_m:g} m {off.min():+.2%} to "
+            f"{off.max():+.2%}" + ("" if name == _NAME else " of its median"), flush=True
+        )  # fmt: skip
+    kind = summary["priors"][0]
+    print(
+        f"{camera_height:.3f} m: {kind['priors'] - kind['cut']} of {kind['priors']} heights kept, SE(3) ATE "
+        f"{rigid:.3f} m, scale said to be known to {summary['scale_sigma']:.2%}; ATE "
+        f"{errors[_NAME] / errors['online']:.2f} times that online and "
+        f"{errors[_NAME] / errors['plain']:.2f} times that refined without; {seconds:.1f} CPU s"
+    )
+
+
+def _scale_along(estimated: Float, true: Float, stretch_m: float) -> Float:
+    """Estimated over true length of the path, over stretches that overlap by three quarters."""
+    along, own = (
+        np.append(0.0, np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))) for path in (true, estimated)
+    )
+    begin = np.arange(0, max(along[-1] - stretch_m, 1e-9), stretch_m / 4)
+    first, last = np.searchsorted(along, begin), np.searchsorted(along, begin + stretch_m)
+    last = np.minimum(last, len(along) - 1)
+    return np.asarray((own[last] - own[first]) / (along[last] - along[first]), np.float64)
+
+
 def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
     """CPU seconds of the joint solve of a route with and without positions.
 
@@ -272,4 +332,6 @@ def _within(refined: Trajectory, error: Float) -> float:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"gnss": gnss, "distances": distances, "cost": cost})
+    tyro.extras.subcommand_cli_from_dict(
+        {"gnss": gnss, "distances": distances, "height": height, "cost": cost}
+    )

@@ -29,7 +29,7 @@ INSTEAD = {
     "--workers 4": "--workers 1",
     "$SLURM_ARRAY_TASK_ID": "0",
     "--distance 10 240 3.52 --distance 30 410 2.08": "--distance 3 20 3.52 --distance 5 25 2.08",
-    "train tiny": "train tiny --steps 2 --clips 1",
+    "--steps 500": "--steps 2 --clips 1",
     "kitti ROOT": "kitti data --sequences 00",
     "results/a/results.json results/b/results.json": "results/results.json results/results.json",
 }
@@ -44,7 +44,10 @@ def street() -> list[Frame]:
 
 @pytest.fixture(scope="module")
 def video(street: list[Frame], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("video") / "street.mp4"
+    return write_video(tmp_path_factory.mktemp("video") / "street.mp4", street)
+
+
+def write_video(path: Path, street: list[Frame]) -> Path:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=RATE_HZ, options={"crf": "12"})
         stream.height, stream.width = street[0].image.shape[:2]
@@ -87,6 +90,8 @@ def prepare(page: str, street: list[Frame], video: Path) -> None:
     if page == "drive-with-gps":
         write_track(street)
         anchor3r("map drive.mp4 --out room")
+    if page == "merge-maps":
+        write_video(Path("tuesday.mp4"), street[5:])
     if page == "robot-bag":
         recorded = Recorded(images=[frame.image for frame in street])
         write_ros1(Path("run"), recorded)
@@ -122,6 +127,7 @@ def test_what_a_page_says_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANCHOR3R_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("anchor3r.training.validation.NUM_BATCHES", 1)
     prepare(page.stem, street, video)
     for command in commands_of(page):
         # Some pages show several ways to one result.

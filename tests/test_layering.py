@@ -36,7 +36,7 @@ USES: dict[str, set[str]] = {
     "sources": {"worlds", "io"},
     "predictors": {"sources", "model"},
     "store": {"io", "sources", "predictors", "pose_graph", "dense", "places"},
-    "loops": {"io", "sources", "model", "predictors", "pose_graph", "store"},
+    "loops": {"io", "sources", "model", "predictors", "pose_graph", "store", "places"},
     "export": {"io", "sources", "predictors", "pose_graph", "store", "pipeline"},
     "pipeline": {
         "io",

@@ -5,11 +5,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from anchor3r.cli.main import main
 from anchor3r.datasets import maps
 from anchor3r.datasets.index import index_set
 from anchor3r.datasets.maps import OwnMap
+from anchor3r.model import TINY_WEIGHTS
+from anchor3r.model.checkpoints import read_tensors
 from anchor3r.sources import open_source
 from anchor3r.store import Map
+from anchor3r.training import validation
 from anchor3r.training.data import ClipBatches, DataConfig
 from anchor3r.training.mixture import open_sets
 from anchor3r.training.sampling import SamplingConfig
@@ -47,6 +51,18 @@ def test_clips_of_a_map_carry_weights(street_folder: Path) -> None:
     assert clips.pose_weight is not None
     assert clips.depth_weight.shape == clips.depth.shape
     assert float(clips.depth_weight.max()) <= 1
+
+
+def test_the_shipped_network_is_adapted_to_a_map(
+    street_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "NUM_BATCHES", 1)
+    command = ["train", "tiny", "--data", f"map:{street_folder}", "--init", "tiny", "--own-share", "0.5"]
+    options = ["--learning-rate", "1e-5", "--steps", "1", "--accumulate", "1", "--out", str(tmp_path / "run")]
+    assert main([*command, *options]) == 0
+    before, after = (read_tensors(path)[0] for path in (TINY_WEIGHTS, tmp_path / "run/best.safetensors"))
+    changes = [float((after[name] - tensor).abs().max()) for name, tensor in before.items()]
+    assert 0 < max(changes) < 1e-4
 
 
 def test_steps_that_ground_truth_contradicts_are_left_out(street: Map) -> None:

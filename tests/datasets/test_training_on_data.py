@@ -1,8 +1,12 @@
 """Training on data sets: mixtures, streams of clips that resume, held-out places, all sixteen sets."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,14 +136,20 @@ def test_segments_that_are_evaluated_on_are_never_trained_on() -> None:
     assert [entry.name for entry in chosen.validation] == [names[0]]
 
 
-def test_an_undecodable_frame_is_drawn_around(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("file", "told"), [("frame000004.jpg", "cannot decode"), ("depth000004.png", "cannot read")]
+)
+def test_a_broken_or_missing_frame_is_drawn_around(
+    file: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     miniatures.write("replica", tmp_path / "replica")
     sets = open_mixture(PAPER_MIXTURE, tmp_path, index_set)
     config = DataConfig(sets=sets, num_frames=2, sizes=((56, 84),))
-    (tmp_path / "replica/room0/results/frame000004.jpg").write_bytes(b"broken since")
+    path = tmp_path / "replica/room0/results" / file
+    path.write_bytes(b"broken since") if told == "cannot decode" else path.unlink()
     for k in range(8):
         assert ClipBatches(config, 1)[k].images.shape[1] == 2
-    assert "is drawn again: cannot decode" in caplog.text
+    assert f"is drawn again: {told}" in caplog.text
 
 
 def test_aspect_ratios_vary_in_steps_of_the_patch() -> None:
@@ -181,26 +191,56 @@ def test_the_papers_training_starts_on_all_sixteen_sets(
         assert clip.images.shape == (1, 4, 3, 56, 84)
 
 
-@pytest.mark.parametrize("preset", ["full", "base", "small"])
-def test_two_sharded_processes_are_killed_and_resumed(three: Path, tmp_path: Path, preset: str) -> None:
-    """Two steps, the end of both processes, two more; in one go and in two the losses are the same."""
+def torchrun(out: Path, root: Path, preset: str, stop: int) -> list[str]:
     script = Path(__file__).with_name("run_on_miniatures.py")
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(script), str(out), str(root), preset, str(stop),
+    ]  # fmt: skip
+
+
+def losses(out: Path) -> list[float]:
+    """Of the log's whole lines."""
+    log = out / "log.jsonl"
+    written = log.read_text().splitlines(keepends=True) if log.is_file() else []
+    lines = [json.loads(line) for line in written if line.endswith("\n")]
+    return [line["total"] for line in lines if "total" in line]
+
+
+@pytest.mark.parametrize("preset", ["full", "base", "small"])
+def test_two_sharded_processes_are_stopped_and_resumed(three: Path, tmp_path: Path, preset: str) -> None:
+    """Two steps, the end of both processes, two more; in one go and in two the losses are the same."""
 
     def train(out: str, stop: int) -> None:
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            str(script), str(tmp_path / out), str(three), preset, str(stop),
-        ]  # fmt: skip
+        command = torchrun(tmp_path / out, three, preset, stop)
         done = subprocess.run(command, timeout=300, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
 
-    def losses(out: str) -> list[float]:
-        lines = [json.loads(line) for line in (tmp_path / out / "log.jsonl").read_text().splitlines()]
-        return [line["total"] for line in lines if "total" in line]
-
     train("parts", 2)
     train("parts", 4)
-    assert len(losses("parts")) == 4
+    assert len(losses(tmp_path / "parts")) == 4
     if preset == "small":
         train("whole", 4)
-        assert losses("parts") == pytest.approx(losses("whole"), rel=1e-4)
+        assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-4)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the processes to kill in /proc")
+def test_two_sharded_processes_are_killed_and_resumed(three: Path, tmp_path: Path) -> None:
+    """All processes of a run killed at once, between any two instructions after the second step."""
+    out = tmp_path / "run"
+    running = subprocess.Popen(
+        torchrun(out, three, "small", 4), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while len(losses(out)) < 2 and running.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(out).encode() in (place / "cmdline").read_bytes():
+                os.kill(int(place.name), signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL
+    assert 2 <= len(losses(out)) <= 4
+    done = subprocess.run(torchrun(out, three, "small", 4), timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(losses(out)) == 4
+    assert np.isfinite(losses(out)).all()

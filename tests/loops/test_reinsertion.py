@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.testing import assert_array_equal
 
-from anchor3r.loops.reinsertion import _surer_half, neighbourhood
+from anchor3r.loops import reinsertion
+from anchor3r.loops.reinsertion import _RememberedFrames, _surer_half, neighbourhood
+from anchor3r.sources import Frame
 from anchor3r.trajectory import Trajectory
 
 
@@ -41,3 +44,21 @@ def test_the_surer_half_of_the_points_is_taken() -> None:
     assert_array_equal(_surer_half(confidence), [[False, False, False], [True, True, False]])
     assert _surer_half(np.zeros((2, 2))).all(), "nothing is surer than the rest"
     assert _surer_half(None)
+
+
+def test_neighbouring_events_decode_a_frame_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def frame(index: int) -> Frame:
+        read.append(index)
+        return Frame(index=index, timestamp_s=None, image=np.zeros((10, 10, 3), np.uint8))
+
+    remembered = _RememberedFrames(frame)
+    assert [remembered(k).index for k in (1, 2, 3, 2, 3, 1, 4)] == [1, 2, 3, 2, 3, 1, 4]
+    assert read == [1, 2, 3, 4]
+    monkeypatch.setattr(reinsertion, "_REMEMBERED_BYTES", 600)
+    few = _RememberedFrames(frame)
+    read.clear()
+    for k in (1, 2, 1, 3, 1, 2):  # two fit: the one that was used last stays
+        assert few(k).index == k
+    assert read == [1, 2, 3, 2]

@@ -13,8 +13,10 @@ import pytest
 from anchor3r import load_map, map_source
 from anchor3r.cli.main import main
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
-from anchor3r.geometry import so3_exp
+from anchor3r.geometry import quat_from_rotation, so3_exp
 from anchor3r.pipeline.settings import MapSettings
+from anchor3r.report.picture import scenes_of
+from anchor3r.worlds.world import WorldConfig, make_world
 
 NOISE_M = 0.5
 CLOCK_S = 0.25
@@ -130,18 +132,61 @@ def test_distances_and_speeds_give_metres(
         np.testing.assert_allclose(trajectory.center[0], online.center[0], atol=1e-2)
 
 
+@pytest.mark.parametrize("poses", [2, 6])
+def test_surveyed_cameras_place_a_map(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], poses: int
+) -> None:
+    _, local = places(folder)
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    world_from_true = so3_exp([0.0, 0.7, 0.0])
+    frames = np.linspace(5, 230, 8).astype(int)
+    lines = []
+    for k, frame in enumerate(frames):
+        text = [str(frame), *(f"{value:.4f}" for value in local[frame])]
+        if k < poses:
+            camera_in_local = WORLD_FROM_LOCAL.T @ world_from_true @ true.rotation[frame].T
+            w, x, y, z = quat_from_rotation(camera_in_local)
+            text += [f"{value:.7f}" for value in (x, y, z, w)]
+        if k == 4:
+            text[1] = f"{local[frame][0] + 30:.4f}"  # a mistake
+        lines.append(" ".join([*text, "0.05"]))
+    (tmp_path / "surveyed.txt").write_text("\n".join(lines))
+    summary = refine(capsys, folder, "--surveyed", tmp_path / "surveyed.txt")
+    assert summary["units"] == "m"
+    with open(folder / "priors.csv") as file:
+        cut = [row["entry"] for row in csv.DictReader(file) if row["accepted"] == "no"]
+    assert cut == ["line 5"]
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    error = np.linalg.norm(trajectory.center @ WORLD_FROM_LOCAL - local, axis=1)
+    assert np.sqrt((error**2).mean()) < 0.5
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--distance", "3", "3", "1"], "two different frames"),
         (["--distance", "3", "9999", "1"], "frame 9999 has no pose"),
         (["--distance", "3", "9", "nan"], "positive number"),
+        (["--distance", "3:1,2", "3:1,2", "1"], "two different frames, or pixels"),
+        (["--distance", "3", "9:x", "1"], "9:x is no end of a distance"),
+        (["--distance", "3:64,2", "9", "1"], "has 64×48 pixels"),
         (["--gnss", "none.csv"], "No such file"),
         (["--gnss", "far.csv"], "no time in common"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
         (["--gnss", "few.csv"], "it takes 4"),
         (["--gnss", "far.csv", "--gnss-sigma", "0"], "must be positive"),
         (["--distance", "3", "9", "1", "--method", "paper"], "priors need method joint"),
+        (["--surveyed", "two.txt"], "leave the map's scale or direction open"),
+        (["--surveyed", "gone.txt"], "frame 9999 has no pose"),
+        (["--surveyed", "odd.txt"], "line 1 of odd.txt has 4 numbers"),
+        (["--surveyed", "nan.txt"], "not a number"),
+        (["--surveyed", "quaternion.txt"], "no unit quaternion"),
+        (["--surveyed", "two.txt", "--gnss", "far.csv"], "choose one of them"),
+        (["--camera-height", "0"], "metres between 0 and 100"),
+        (["--camera-height", "nan"], "metres between 0 and 100"),
     ],
 )
 def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
@@ -157,6 +202,11 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     Path("far.csv").write_text(head + "".join(f"{1e9 + k},48,11.{k},0,1\n" for k in range(9)))
     Path("still.csv").write_text(head + "".join(f"{0.5 + 0.2 * k},48,11,0,1\n" for k in range(9)))
     Path("few.csv").write_text(head + "0.5,48,11,0,1\n1,48.01,11,0,1\n")
+    Path("two.txt").write_text("3 0 0 0 0.1\n9 1 0 0 0.1\n")
+    Path("gone.txt").write_text("9999 0 0 0 0.1\n")
+    Path("odd.txt").write_text("3 0 0 0\n")
+    Path("nan.txt").write_text("3 0 nan 0 0.1\n")
+    Path("quaternion.txt").write_text("3 0 0 0 1 1 0 0 0.1\n")
     assert main(["refine", str(folder), "--no-loops", *arguments]) == 1
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:
@@ -168,3 +218,90 @@ def test_a_map_without_a_place_is_not_exported_to_globes(
 ) -> None:
     assert main(["export", str(folder), "--format", "kml", "--out", str(tmp_path / "path.kml")]) == 1
     assert "--gnss" in capsys.readouterr().err
+
+
+def test_distances_that_contradict_one_another_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--distance", "3", "40", "10", "--distance", "3", "40", "30"]
+    assert main(["refine", str(folder), "--no-loops", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: these contradict one another" in out
+    assert "distance 3 40, distance 3 40" in out
+
+
+@pytest.fixture(scope="module")
+def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("street") / "map"
+    source = "world:103?kind=street&motion=driving&frames=120&width=160&height=120"
+    map_source(source, folder, MapSettings(predictor="ground-truth:0.02,0.01"))
+    return folder
+
+
+def test_a_known_height_of_the_camera_gives_metres(
+    street: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(street, tmp_path / "map"))
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    height = float(np.median(-true.center[:, 1]))  # the ground is at 0, down is positive
+    summary = refine(capsys, folder, "--camera-height", SCALE * height)
+    assert summary["units"] == "m"
+    (kind,) = summary["priors"]
+    assert kind["kind"] == "scale"
+    assert kind["priors"] > 12
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    way = np.linalg.norm(np.diff(trajectory.center, axis=0), axis=1).sum()
+    true_way = SCALE * np.linalg.norm(np.diff(true.center, axis=0), axis=1).sum()
+    assert way == pytest.approx(true_way, rel=0.02)
+    assert summary["scale_sigma"] < 0.03
+    assert main(["report", str(folder), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "<h2>Priors</h2>" in page
+    assert f"<b>{summary['scale_sigma']:.2%}</b>scale known to" in page
+    with load_map(folder) as scene_map:
+        (scene,) = scenes_of(scene_map, "offline")
+    assert scene.metres_per_unit == 1
+    beside = scene.paths["online"][0]  # drawn in the world of the poses that priors have placed
+    assert np.linalg.norm(beside - trajectory.center, axis=1).max() < 0.05 * true_way
+
+
+def test_distances_between_things_that_frames_show(
+    street: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(street, tmp_path / "map"))
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    options, world = [], make_world(WorldConfig(
+        seed=103, kind="street", motion="driving", frames=120, width=160, height=120
+    ))  # fmt: skip
+    for a, b, (u, v) in [(10, 30, (80, 100)), (60, 80, (50, 100)), (100, 101, (100, 105))]:
+        depth = world.render(b).depth_m[v, u]
+        thing = world.intrinsics.unproject([u, v], depth) @ true.rotation[b] + true.center[b]
+        metres = SCALE * np.linalg.norm(thing - true.center[a])
+        options += ["--distance", a, f"{b}:{u},{v}", f"{metres:.4f}"]
+    refine(capsys, folder, *options)
+    with load_map(folder) as scene_map:
+        trajectory = scene_map.trajectory("offline")
+    way, true_way = (
+        np.linalg.norm(np.diff(center, axis=0), axis=1).sum() for center in (trajectory.center, true.center)
+    )
+    assert way == pytest.approx(SCALE * true_way, rel=0.03)
+    with open(folder / "priors.csv") as file:
+        assert next(row["entry"] for row in csv.DictReader(file)) == "distance 10 30:80,100"
+
+
+def test_where_there_is_no_ground_a_height_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "map"
+    map_source("world:3?kind=open&motion=orbit&frames=60&width=96&height=72", folder, MapSettings(
+        predictor="ground-truth:0.02,0.01"
+    ))  # fmt: skip
+    assert main(["refine", str(folder), "--no-loops", "--camera-height", "1.5"]) == 1
+    assert "no ground was found" in capsys.readouterr().err
+    with load_map(folder) as scene_map:
+        assert scene_map.trajectory_names() == ["online"]

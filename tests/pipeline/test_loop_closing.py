@@ -19,11 +19,12 @@ from anchor3r.loops.reinsertion import Reinsertion
 from anchor3r.pipeline.loop_closing import LoopCloser
 from anchor3r.pipeline.loop_jobs import LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, Update
+from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
-from anchor3r.sources import Frame
+from anchor3r.sources import Frame, open_source
 from anchor3r.store import MapWriter, StoreConfig, load_map
 from anchor3r.store.localising import places_identity
 from looping_source import ROUND, LoopingSource
@@ -186,7 +187,7 @@ def test_lost_camera_is_found_again(tmp_path: Path) -> None:
 
 
 def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
-    world = "world:201?motion=grid&frames=420&width=64&height=48"
+    world = "world:201?motion=grid&frames=420&width=128&height=96"
     options = ["--predictor", "ground-truth:0.3,0.03", "--loops", "online", "--out"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert cli.main(["map", world, *options, str(whole)]) == 0
@@ -199,6 +200,51 @@ def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
         assert np.abs(scene_map.trajectory().center - scene_map.odometry().center).max() > 0
     # Loops are part of what the map is made from.
     assert cli.main(["map", world, "--resume", *options[:2], "--loops", "off", "--out", str(whole)]) == 1
+
+
+def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
+    """With features, whose camera changes as they go: a job that was at work goes on with the one it had."""
+    world = "world:201?motion=grid&frames=400&width=160&height=120"
+    settings = MapSettings(predictor="features", loops="online")
+
+    def run(out: Path, *, stop: int | None = None, resume: bool = False) -> None:
+        with (
+            open_source(world) as source,
+            MappingRun(source, predictor_of(settings), out, settings, resume=resume) as mapping,
+        ):
+            for update in mapping:
+                if update.frame == stop:
+                    break
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(whole)
+    run(parts, stop=363)
+    run(parts, resume=True)
+    assert content(parts) == content(whole)
+    with load_map(whole) as scene_map, load_map(parts) as again:
+        loops = scene_map.loops()
+        assert any(loop.accepted and "covered" in loop.figures for loop in loops)
+        assert len(scene_map.place_frames()) >= 76
+        for frame in scene_map.place_frames().tolist():
+            assert frame % 5 == 0
+            one, other = scene_map.place(frame), again.place(frame)
+            assert_array_equal(one.features.descriptor, other.features.descriptor)
+            assert_array_equal(one.depth, other.depth)
+        truth = scene_map.true_trajectory()
+        assert truth is not None
+        for loop in loops:
+            query, match = np.searchsorted(truth.frames, [loop.query, loop.match])
+            assert np.linalg.norm(truth.center[query] - truth.center[match]) < 15
+    assert error_m(whole, "online") < error_m(whole, "odometry")
+    # refine recognises the same places, by the features that are kept and those of the frames in between.
+    assert cli.main(["refine", str(whole)]) == 0
+    with load_map(whole) as scene_map:
+        assert {loop.query for loop in loops} & {
+            loop.query for loop in scene_map.loops("offline") if loop.accepted
+        }
+        about = scene_map.search_identity(scene_map.searches()[-1])
+    assert about["descriptor"] == "places"
+    assert error_m(whole, "offline") < error_m(whole, "odometry")
 
 
 def test_loops_online_need_kept_images() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,9 @@ import pytest
 
 from anchor3r import load_map, map_source, open_source
 from anchor3r.cli.main import main
-from anchor3r.geometry import umeyama
+from anchor3r.geometry import SE3, umeyama
 from anchor3r.pipeline.settings import MapSettings
-from anchor3r.store import ONLINE, Map
+from anchor3r.store import ONLINE, Map, MapWriter
 from anchor3r.trajectory import Trajectory
 
 ROOM = "world:7?kind=room&width=320&height=240&frames=80&horizontal_fov_deg=70"
@@ -93,6 +95,32 @@ def test_two_maps_of_a_room_become_one(maps: dict[str, Path], merged: Path) -> N
         assert sum(loop.accepted for loop in between) >= 3
 
 
+def test_maps_in_scales_of_their_own_become_one(maps: dict[str, Path], tmp_path: Path) -> None:
+    with open_source(ROOM, start=35, stop=80, stride=2) as source:
+        frames = list(source)
+    grown = []
+    for frame in frames:
+        assert frame.camera_from_world is not None
+        assert frame.depth_m is not None
+        pose = frame.camera_from_world
+        pose = SE3(pose.rotation, 3.0 * np.asarray(pose.translation))
+        grown.append(replace(frame, camera_from_world=pose, depth_m=3 * frame.depth_m))
+    map_source(open_source(grown), tmp_path / "grown", MapSettings(predictor=EXACT))
+    # The map that is not joined lies between the two that are.
+    names = [str(folder) for folder in (maps["first"], maps["other"], tmp_path / "grown")]
+    assert main(["merge", *names, "--out", str(tmp_path / "m")]) == 0
+    with load_map(tmp_path / "m") as scene_map:
+        offline, truth = scene_map.trajectory("offline"), scene_map.true_trajectory()
+        assert truth is not None
+        part = scene_map.part_of(offline.frames)
+        center = np.where((part == 2)[:, None], truth.center / 3.0, truth.center)
+        joined = part != 1
+        error = umeyama(offline.center[joined], center[joined]).apply(offline.center[joined])
+        assert np.abs(error - center[joined]).max() < 0.05
+        assert offline.log_scale is not None
+        assert abs(np.median(offline.log_scale[part == 2]) + np.log(3.0)) < 0.05
+
+
 def test_what_reads_maps_reads_a_merged_one(merged: Path, tmp_path: Path) -> None:
     for command in (
         ["refine", str(merged), "--no-loops", "--name", "again"],
@@ -101,7 +129,7 @@ def test_what_reads_maps_reads_a_merged_one(merged: Path, tmp_path: Path) -> Non
         ["view", str(merged), "--save", str(tmp_path / "page")],
         ["export", str(merged), "--format", "tum", "--out", str(tmp_path / "poses.tum")],
         ["export", str(merged), "--format", "nerfstudio", "--out", str(tmp_path / "nerf")],
-        ["evaluate", "map", str(merged), "--out", str(tmp_path / "evaluation")],
+        ["evaluate", "map", str(merged), "--poses", "offline", "--out", str(tmp_path / "evaluation")],
         ["localise", str(merged), ROOM, "--start", "4", "--stride", "30", "--out", str(tmp_path / "at.tum")],
         ["densify", str(merged), "--every", "15", "--size", "160", "--no-fuse"],
         ["fuse", str(merged), "--depths", "predicted", "--min-views", "1"],
@@ -179,6 +207,28 @@ def test_bad_input_is_refused_and_leaves_nothing(
     assert "not empty" in capsys.readouterr().err
     assert not out.exists()
     assert not any(path.name.startswith(".m") for path in tmp_path.iterdir())
+
+
+def test_parts_that_cannot_be_are_refused(
+    merged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "foreign"
+    shutil.copytree(merged, folder)
+    with load_map(folder) as scene_map:
+        parts = [asdict(part) for part in scene_map.parts()]
+    for wrong in (
+        [],
+        [{"map": "a"}],
+        [parts[1], parts[0]],
+        [parts[0] | {"stride": 0}],
+        [parts[0] | {"first_frame": -1}],
+        [parts[0] | {"time_shift_s": "soon"}],
+        [parts[0] | {"source": "rtsp://nowhere/live"}, 3],
+    ):
+        with MapWriter.open(folder) as writer:
+            writer.write_meta(parts=wrong)
+        assert main(["render", str(folder), "--out", str(tmp_path / "map.png")]) == 1
+        assert str(folder) in capsys.readouterr().err
 
 
 def test_a_merge_that_is_killed_leaves_no_map_and_can_be_repeated(

@@ -157,7 +157,7 @@ def test_training_repeats_and_survives_the_file(tmp_path: Path) -> None:
 
 def test_the_index_finds_a_keyframe_again_whatever_segment_it_is_in() -> None:
     rng = np.random.default_rng(1)
-    index = PlaceIndex(500, IndexConfig(segment=8, features=60))
+    index = PlaceIndex(500, IndexConfig(segment=2, growth=2, largest=8, features=60))
     kept = [
         (rng.integers(0, 500, 60).astype(np.int32), rng.integers(0, 2**63, 60).astype(np.uint64))
         for _ in range(21)

@@ -79,6 +79,23 @@ def test_a_lone_event_is_accepted_as_far_as_odometry_may_drift() -> None:
         assert (verdict.excess <= 1) is verdict.accepted
 
 
+def test_a_lone_event_does_not_join_two_parts_where_others_are_asked_for() -> None:
+    route = synthetic_graph(SyntheticConfig(num_frames=600, seed=1))
+    edges = route.graph.edges
+    is_window = edges.kind == EdgeKind.WINDOW
+    middle = 300
+    edges = edges.select(~is_window | ((edges.frame_i < middle) == (edges.frame_t < middle)))
+    odometry = estimate_trajectory(edges)
+    joins = (edges.kind == EdgeKind.LOOP) & ((edges.frame_i < middle) != (edges.frame_t < middle))
+    groups, asked = np.unique(edges.group[joins]), VerificationConfig(join_supporters=2)
+    for group in groups[:3].tolist():
+        alone = only_event(edges, group)
+        assert verify_loops(alone, odometry).verdicts[0].accepted
+        assert verify_loops(alone, odometry, asked).verdicts[0].verdict is Verdict.SCATTERED
+    verdicts = verify_loops(edges, odometry, asked).verdicts
+    assert verdicts.accepted[np.isin(verdicts.group, groups)].mean() > 0.9
+
+
 def test_an_event_that_disagrees_with_itself_is_cut() -> None:
     route = synthetic_graph(SyntheticConfig(num_frames=1200, false_events=0.0, outlier_edges=0.0))
     edges = route.graph.edges

@@ -22,7 +22,7 @@ from anchor3r.predictors.features.projection import (
     triangulate,
 )
 from anchor3r.predictors.features.rotation import fit_rotations, shows_parallax
-from anchor3r.predictors.features.twoview import relate_two_views, relate_views_of_a_plane
+from anchor3r.predictors.features.twoview import is_one_scene, relate_two_views, relate_views_of_a_plane
 
 CAMERA = np.array([300.0, 305.0, 160.0, 120.0, 0.05, -0.03])
 NUM_KEYFRAMES, NUM_POINTS = 6, 120
@@ -237,6 +237,24 @@ def test_two_views_of_noise_are_refused() -> None:
     first, second = rng.uniform(0, 300, (2, 100, 2))
     assert relate_two_views(first, second, CAMERA, **BELIEF) is None
     assert relate_two_views(first[:5], second[:5], CAMERA, **BELIEF) is None
+
+
+@pytest.mark.parametrize("step", [0.0, 0.05, 0.4])
+def test_matches_of_one_scene_fit_one_epipolar_geometry_and_random_ones_do_not(step: float) -> None:
+    """Also without any translation, and with half of the matches wrong."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        points = rng.uniform([-2, -1.5, 3], [2, 1.5, 9], (40, 3))
+        moved = SE3(so3_exp(np.array([0.02, 0.1, 0.01])), np.array([step, 0.02, step]))
+        first, second = project(CAMERA, points), project(CAMERA, moved.apply(points))
+        second = second + 0.3 * rng.normal(size=second.shape)
+        found = [first, second, CAMERA, (320, 240)]
+        assert is_one_scene(*found, max_error_px=2.0)
+        second[::2] = rng.uniform([0, 0], [320, 240], (20, 2))
+        assert is_one_scene(*found, max_error_px=2.0)
+        found[1] = rng.uniform([0, 0], [320, 240], (40, 2))
+        assert not is_one_scene(*found, max_error_px=2.0)
+    assert not is_one_scene(first[:5], second[:5], CAMERA, (320, 240), max_error_px=2.0)
 
 
 def test_tracks_of_no_rotation_are_told_so_and_break_nothing() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from anchor3r.evaluation.metrics import Alignment, trajectory_errors
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.refine import LoopChoices, refine_map
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import Frame
@@ -61,3 +61,25 @@ def test_closing_them_makes_the_map_better(refined: tuple[Path, dict]) -> None:
         }
     assert ate["offline"] <= 1.05 * ate["online"]
     assert ate["offline"] < 0.02
+
+
+def test_threads_do_not_change_what_is_measured(refined: tuple[Path, dict]) -> None:
+    folder, summary = refined
+    measured = []
+    for threads in (1, 2):
+        settings = RefineSettings(keyframe_interval=4, threads=threads)
+        refine_map(
+            folder,
+            settings,
+            name=f"with-{threads}",
+            predictor=FeaturesPredictor,
+            choices=LoopChoices(redo=True),
+        )
+        with load_map(folder) as made:
+            events = made.loops(f"with-{threads}")
+            graph = made.graph(f"with-{threads}").edges
+        assert len(events) == summary["loop_events"]
+        measured.append(([(e.query, e.match, e.figures) for e in events], graph))
+    assert measured[0][0] == measured[1][0]
+    np.testing.assert_array_equal(measured[0][1].rotation, measured[1][1].rotation)
+    np.testing.assert_array_equal(measured[0][1].translation, measured[1][1].translation)

@@ -32,8 +32,8 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "demo": ("out", "map", "frames", "with_pose", "frames_per_second", "refinement", "trajectories"),
     "map": (
         "map", "source", "predictor", "ground_truth_predictor", "frames", "with_pose", "lost", "components",
-        "without_pose", "failure", "camera", "skipped", "seconds", "frames_per_second", "resumed_after",
-        "replay_is_exact",
+        "answers", "without_pose", "failure", "camera", "skipped", "seconds", "frames_per_second",
+        "resumed_after", "replay_is_exact",
     ),
     "refine": (
         "map", "poses", "ground_truth_predictor", "frames", "components", "method", "scale", "loop_events",

@@ -13,6 +13,7 @@ import tyro
 from anchor3r.cli.output import Json
 from anchor3r.cli.progress import progress
 from anchor3r.errors import Anchor3RError
+from anchor3r.model import TINY_WEIGHTS
 
 if TYPE_CHECKING:
     from anchor3r.training.data import SequenceSet
@@ -109,7 +110,7 @@ class RecipeOptions:
     learning_rate: float | None = None
     """Its peak; a tenth of the recipe's or less for a short adaptation with --init."""
     init: str | None = None
-    """Checkpoint to start from."""
+    """Checkpoint to start from; tiny is the one that ships."""
     encoder: str | None = None
     """File that the image encoder alone starts from: official DINOv2 weights with registers for a vision
     transformer, one of our checkpoints for a correlation stem."""
@@ -120,6 +121,8 @@ class RecipeOptions:
         """Those that are not left to the recipe, as arguments of `load_recipe`."""
         names = {"clips": "clips_per_process", "encoder": "encoder_init"}
         values = {names.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        if self.init == "tiny":
+            values["init"] = str(TINY_WEIGHTS)
         return {name: value for name, value in values.items() if value is not None}
 
 

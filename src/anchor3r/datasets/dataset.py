@@ -255,7 +255,11 @@ class Recording:
             )  # fmt: skip
 
     def read(self, index: int) -> Frame:
-        picture = self.dataset.picture(self.files, self.table, index)
+        """Decodes a frame; raises UndecodableFrameError, also where a file is missing or of another size."""
+        try:
+            picture = self.dataset.picture(self.files, self.table, index)
+        except Anchor3RError as error:
+            raise UndecodableFrameError(str(error)) from error
         height, width = picture.image.shape[:2]
         camera = picture.camera
         if camera is None and self.table.cameras[index, 0] > 0:

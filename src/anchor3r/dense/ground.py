@@ -32,6 +32,7 @@ _SETTLED = 1e-3  # of the log height: far below what one image tells
 _ITERATIONS = 12
 _OUTLYING = 3.0  # standard deviations at which a pixel has lost three quarters of its weight
 _BLUR_PX = 1.0
+_EVEN = 0.1  # grey levels that pixels differ by at least, or they tell nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,7 @@ class GroundStrip:
     def fit(self, anchor: Grey, views: Sequence[GroundView], log_height: float) -> GroundPlane | None:
         """The plane from a height that is right to some pixels; None if it is not found from there."""
         unknown, stiffness = np.array([log_height, 0.0, 0.0]), np.radians(self._config.tilt_sigma_deg) ** -2
-        slopes = [(cv2.Sobel(v.grey, -1, 1, 0) / 8, cv2.Sobel(v.grey, -1, 0, 1) / 8) for v in views]
+        slopes = [_slopes(view.grey) for view in views]
         is_settled = False
         for _ in range(_ITERATIONS):
             matrix = np.diag([0.0, stiffness, stiffness])
@@ -191,8 +192,10 @@ class GroundStrip:
             return None
         (x, y, z), (tx, ty, tz) = points[shared].T, view.translation
         grey, target = grey[shared].astype(np.float64), anchor[shared].astype(np.float64)
-        gain = target.std() / max(float(grey.std()), 1e-6)
-        residual = gain * (grey - grey.mean()) - (target - target.mean())
+        if min(grey.std(), target.std()) < _EVEN:
+            return None
+        gain, grey, target = target.std() / grey.std(), grey - grey.mean(), target - target.mean()
+        residual = gain * grey - target
         along_u, along_v = (_sampled(image, pixels)[shared] for image in slope)
         by_inverse_depth = gain * (
             along_u * self._camera.fx * (tx / z - x * tz / z**2)
@@ -206,14 +209,21 @@ class GroundStrip:
         weight = (1 + (residual / (_OUTLYING * sigma)) ** 2) ** -2.0 / sigma**2
         weighed = jacobian * weight[:, None]
         matrix, gradient = jacobian.T @ weighed, weighed.T @ residual
-        carry = np.linalg.solve(matrix[3:, 3:] + 1e-9 * np.eye(2), matrix[3:, :3]).T
+        carry = np.linalg.solve(matrix[3:, 3:], matrix[3:, :3]).T
         return matrix[:3, :3] - carry @ matrix[3:, :3], gradient[:3] - carry @ gradient[3:]
+
+
+def _slopes(grey: Grey) -> tuple[Grey, Grey]:
+    """How grey levels change along columns and rows, a pixel."""
+    along_u, along_v = (cv2.Sobel(grey, cv2.CV_32F, *order, scale=1 / 8) for order in ((1, 0), (0, 1)))
+    return np.asarray(along_u, np.float32), np.asarray(along_v, np.float32)
 
 
 def _sampled(image: Grey, pixels: NDArray[np.float32]) -> Grey:
     """(k,) values at pixels (k, 2); NaN outside."""
+    columns, rows = np.ascontiguousarray(pixels.T)[:, None]
     found = cv2.remap(
-        image, pixels[None], None, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=(np.nan,)
+        image, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=np.nan
     )
     return np.asarray(found[0], np.float32)
 

@@ -98,7 +98,8 @@ METRICS: dict[str, Column] = {
     "within_50_percent": Column(
         label="truth within 50 % ellipsoid (%)",
         about="true poses within the 50 % ellipsoid of the stated covariance: of an online pose relative to "
-        "the frame before, of a refined one relative to the trajectory as a whole, aligned by a similarity",
+        "the frame before, in the scale that the map has there, of a refined one relative to the trajectory "
+        "as a whole, aligned by a similarity",
         digits=1,
     ),
     "within_95_percent": Column(

@@ -26,7 +26,7 @@ from anchor3r.limits import LIMITS
 Float = NDArray[np.float64]
 
 _DAY_S = 86400.0
-_UERE_M = 4.0
+UERE_M = 4.0
 """Standard deviation of a range to a satellite, which a dilution of precision multiplies."""
 _UP_OVER_PLANE = 1.5
 """How much less sure heights of satellite positions are, where only the plane's precision is told."""
@@ -54,7 +54,9 @@ class PositionFixes:
 
 
 @dataclass(frozen=True)
-class _Fix:
+class Fix:
+    """One measured position."""
+
     entry: str
     time_s: float
     position: Sequence[float]
@@ -69,10 +71,14 @@ def read_positions(path: Path | str) -> PositionFixes:
     with decoding(str(path), "check that it is the right file, or get it again"):
         reader = _reader(path)
         fixes = list(reader(path))
-    is_local = reader is _read_local_csv
+    return collected(path, fixes, is_local=reader is _read_local_csv)
+
+
+def collected(path: Path, fixes: list[Fix], *, is_local: bool = False) -> PositionFixes:
+    """Checked positions in the order of their times. path: what to call them in a message."""
     if not fixes:
         raise Anchor3RError(f"{path} holds no positions with times; check that it is the right file")
-    fixes.sort(key=lambda fix: fix.time_s)
+    fixes = sorted(fixes, key=lambda fix: fix.time_s)
     found = PositionFixes(
         times_s=np.array([fix.time_s for fix in fixes]),
         position=np.array([fix.position for fix in fixes], np.float64),
@@ -108,7 +114,7 @@ def _check(path: Path, fixes: PositionFixes) -> None:
             )
 
 
-def _reader(path: Path) -> Callable[[Path], Iterator[_Fix]]:
+def _reader(path: Path) -> Callable[[Path], Iterator[Fix]]:
     if path.is_dir():
         return _read_oxts
     suffix = path.suffix.lower()
@@ -122,8 +128,9 @@ def _reader(path: Path) -> Callable[[Path], Iterator[_Fix]]:
         if file.read(1) == b"$":
             return _read_nmea
     raise Anchor3RError(
-        f"{path} is no kind of positions that is known: .gpx, .nmea, .csv, .srt (drones), or a folder of "
-        "KITTI's oxts; convert it to .csv with columns time, latitude, longitude, altitude"
+        f"{path} is no kind of positions that is known: .gpx, .nmea, .csv, .srt (drones), .mp4 (GoPro), a "
+        "recording of ROS, a folder of photographs or one of KITTI's oxts; convert it to .csv with columns "
+        "time, latitude, longitude, altitude"
     )
 
 
@@ -137,7 +144,7 @@ def _time_s(text: str) -> float:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def _read_gpx(path: Path) -> Iterator[_Fix]:
+def _read_gpx(path: Path) -> Iterator[Fix]:
     number = 0
     try:
         for _, element in xml.iterparse(path):
@@ -148,20 +155,20 @@ def _read_gpx(path: Path) -> Iterator[_Fix]:
             parts = {child.tag.rsplit("}", 1)[-1]: (child.text or "").strip() for child in element}
             if "time" not in parts:
                 continue
-            spread = _UERE_M * float(parts["hdop"]) if parts.get("hdop") else np.nan
-            up = _UERE_M * float(parts["vdop"]) if parts.get("vdop") else np.nan
+            spread = UERE_M * float(parts["hdop"]) if parts.get("hdop") else np.nan
+            up = UERE_M * float(parts["vdop"]) if parts.get("vdop") else np.nan
             position = (
                 float(element.attrib["lat"]),
                 float(element.attrib["lon"]),
                 float(parts.get("ele") or 0),
             )
-            yield _Fix(f"point {number}", _time_s(parts["time"]), position, (spread, spread, up))
+            yield Fix(f"point {number}", _time_s(parts["time"]), position, (spread, spread, up))
             element.clear()
     except (xml.ParseError, ValueError, KeyError) as error:
         raise Anchor3RError(f"{path} is damaged after point {number} ({error}); get it again") from error
 
 
-def _read_nmea(path: Path) -> Iterator[_Fix]:
+def _read_nmea(path: Path) -> Iterator[Fix]:
     """GGA sentences, with the date of the RMC or ZDA sentence before; days that pass are counted."""
     day_s, last_s, date_s = 0.0, -np.inf, 0.0
     for number, line in text_lines(path, errors="replace"):
@@ -180,15 +187,13 @@ def _read_nmea(path: Path) -> Iterator[_Fix]:
                 if date_s == 0 and time_s < last_s - _DAY_S / 2:
                     day_s += _DAY_S
                 last_s = time_s
-                spread = _UERE_M * float(fields[8]) if fields[8] else np.nan
+                spread = UERE_M * float(fields[8]) if fields[8] else np.nan
                 position = (
                     _degrees(fields[2], fields[3]),
                     _degrees(fields[4], fields[5]),
                     float(fields[9] or 0),
                 )
-                yield _Fix(
-                    f"line {number}", date_s + day_s + time_s, position, (spread, spread, 1.5 * spread)
-                )
+                yield Fix(f"line {number}", date_s + day_s + time_s, position, (spread, spread, 1.5 * spread))
         except ValueError as error:
             raise Anchor3RError(f"line {number} of {path} is damaged ({error}); remove it") from error
 
@@ -229,15 +234,15 @@ def _csv_header(path: Path) -> list[str]:
     return [name.strip().lower() for name in next(csv.reader(lines), [])]
 
 
-def _read_csv(path: Path) -> Iterator[_Fix]:
+def _read_csv(path: Path) -> Iterator[Fix]:
     return _csv_rows(path, ("latitude", "longitude", "altitude"), needed=("time", "latitude", "longitude"))
 
 
-def _read_local_csv(path: Path) -> Iterator[_Fix]:
+def _read_local_csv(path: Path) -> Iterator[Fix]:
     return _csv_rows(path, ("x", "y", "z"), needed=("time", "x", "y", "z"))
 
 
-def _csv_rows(path: Path, axes: Sequence[str], *, needed: Sequence[str]) -> Iterator[_Fix]:
+def _csv_rows(path: Path, axes: Sequence[str], *, needed: Sequence[str]) -> Iterator[Fix]:
     header = _csv_header(path)
     column = {
         what: header.index(name) for what, names in _COLUMNS.items() for name in names if name in header
@@ -257,16 +262,16 @@ def _csv_rows(path: Path, axes: Sequence[str], *, needed: Sequence[str]) -> Iter
             raise Anchor3RError(f"line {number} of {path} is damaged ({error}); correct it") from error
 
 
-def _csv_fix(entry: str, row: Sequence[str], column: dict[str, int], axes: Sequence[str]) -> _Fix:
+def _csv_fix(entry: str, row: Sequence[str], column: dict[str, int], axes: Sequence[str]) -> Fix:
     def number(what: str, default: float) -> float:
         return float(row[column[what]]) if what in column and row[column[what]].strip() else default
 
     sigma = number("sigma", np.nan)
     position = [number(axis, 0.0 if axis == "altitude" else np.nan) for axis in axes]
-    return _Fix(entry, _time_s(row[column["time"]]), position, (sigma, sigma, number("sigma_up", sigma)))
+    return Fix(entry, _time_s(row[column["time"]]), position, (sigma, sigma, number("sigma_up", sigma)))
 
 
-def _read_oxts(folder: Path) -> Iterator[_Fix]:
+def _read_oxts(folder: Path) -> Iterator[Fix]:
     """KITTI's raw recordings: timestamps.txt and data/0000000000.txt and on."""
     times, files = folder / "timestamps.txt", sorted((folder / "data").glob("*.txt"))
     if not times.is_file() or not files:
@@ -281,7 +286,7 @@ def _read_oxts(folder: Path) -> Iterator[_Fix]:
             raise Anchor3RError(f"{file} has {len(numbers)} numbers where an oxts line has 30; get it again")
         accuracy = numbers[_OXTS_ACCURACY] or np.nan
         # Nanoseconds are more than datetime reads.
-        yield _Fix(file.name, _time_s(moment[:26]), numbers[:3], (accuracy, accuracy, accuracy))
+        yield Fix(file.name, _time_s(moment[:26]), numbers[:3], (accuracy, accuracy, accuracy))
 
 
 _CAPTION = re.compile(
@@ -290,7 +295,7 @@ _CAPTION = re.compile(
 _MOMENT = re.compile(r"(\d\d):(\d\d):(\d\d)[,.](\d{1,3})\s*-->")
 
 
-def _read_captions(path: Path) -> Iterator[_Fix]:
+def _read_captions(path: Path) -> Iterator[Fix]:
     """The .srt that DJI's drones write beside a video: a caption a frame, timed from the video's start."""
     last: dict[str, Any] = {}
     for number, line in text_lines(path, errors="replace"):
@@ -305,7 +310,7 @@ def _read_captions(path: Path) -> Iterator[_Fix]:
         if {"time", "latitude", "longitude"} <= last.keys() and _CAPTION.search(line):
             altitude = last.get("abs_alt", last.get("altitude", 0.0))
             if last["latitude"] or last["longitude"]:  # both 0 until the receiver knows better
-                yield _Fix(
+                yield Fix(
                     f"line {last['line']}", last["time"], (last["latitude"], last["longitude"], altitude)
                 )
             last = {}

@@ -18,11 +18,15 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.files import replacing
-from anchor3r.io.positions import PositionFixes, read_positions
+from anchor3r.io.inputs import decoding, text_lines
+from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
+from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
+from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
 from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
+from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
 
 Float = NDArray[np.float64]
@@ -36,6 +40,8 @@ _LEAST_POSITIONS = 4
 """Three fix a similarity; with a fourth one can see that one is wrong."""
 _HIGHEST_M = 100.0
 """Of a camera that sees the ground it moves along."""
+_DOUBTED, _NAMED = 4.0, 3
+"""Times that errors are larger than priors of a kind state, from which on a warning names so many of them."""
 _LEAST_WAY = 3.0
 """How many standard deviations of a position the track has to be long."""
 
@@ -46,21 +52,27 @@ class PriorSettings:
 
     gnss: str | None = None
     """Measured positions: .gpx, .nmea, .csv (time, latitude, longitude, altitude, sigma; or time, x, y, z in
-    metres), .srt of a drone, or an oxts folder of KITTI. The map becomes metric and georeferenced."""
+    metres), .srt of a drone, .mp4 of a GoPro, a recording with NavSatFix messages (FILE?topic=NAME if there
+    are several), a folder of images with geotags, or an oxts folder of KITTI. The map becomes metric and
+    georeferenced."""
     gnss_offset: float | Literal["auto"] = 0.0
     """Seconds to add to the times of positions so that they are those of the frames; auto estimates it."""
     gnss_sigma: float | None = None
     """Standard deviation of positions in metres, in place of what the file says."""
     antenna: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Where the antenna is: metres to the right of, below and in front of the camera."""
-    distance: tuple[tuple[int, int, float], ...] = ()
-    """Frame, frame and the metres between the two camera positions, as taped; may be given several times."""
+    distance: tuple[Taped, ...] = ()
+    """Frame, frame and the metres between the two camera positions, as taped. FRAME:u,v is the thing at a
+    column and row of a frame's image instead of its camera. May be given several times."""
     distance_sigma: float = 0.01
     """Standard deviation of taped distances, as a part of them."""
     speed: str | None = None
     """Text file of times and speeds (s, m/s), as a vehicle tells them."""
     speed_sigma: float = 0.03
     """Standard deviation of speeds, as a part of them."""
+    surveyed: str | None = None
+    """Text file of cameras that were surveyed: frame x y z sigma, or frame x y z qx qy qz qw sigma, in metres
+    with z up; the quaternion turns the camera's axes (right, down, ahead) into those."""
     camera_height: float | None = None
     """Metres between the camera and the ground that its vehicle drives on. The ground is looked for in the
     images along the whole drive, which bounds the drift of scale without any loop."""
@@ -75,18 +87,16 @@ class PriorSettings:
             raise Anchor3RError(
                 f"--camera-height has to be metres between 0 and {_HIGHEST_M:g}, not {self.camera_height}"
             )
+        if self.gnss is not None and self.surveyed is not None:
+            raise Anchor3RError("--gnss and --surveyed are positions in two frames; choose one of them")
         if not np.isfinite(self.antenna).all():
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
         if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
             raise Anchor3RError(f"--gnss-offset has to be seconds or auto, not {self.gnss_offset}")
-        for a, b, metres in self.distance:
-            if a == b or not (np.isfinite(metres) and metres > 0):
-                raise Anchor3RError(
-                    f"--distance {a} {b} {metres:g}: it takes two different frames and a positive number"
-                )
+        insist_on_lengths(self.distance)
 
     def __bool__(self) -> bool:
-        given = (self.gnss, self.speed, self.camera_height)
+        given = (self.gnss, self.speed, self.surveyed, self.camera_height)
         return bool(self.distance) or any(value is not None for value in given)
 
 
@@ -110,8 +120,11 @@ class MapKnowledge:
                 "priors": len(kind.rows),
                 "cut": int((~kept).sum()),
                 "spread": float(np.sqrt(factor)),
+                "contradicting": self._contradicting(index, placed),
             }
-            for kind, kept, factor in zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
+            for index, (kind, kept, factor) in enumerate(
+                zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
+            )
         ]
         summary: dict[str, Any] = {
             "units": "m",
@@ -129,6 +142,13 @@ class MapKnowledge:
                 "clock_offset_sigma_s": placed.clock_sigma_s,
             }
         return summary
+
+    def _contradicting(self, index: int, placed: Placed) -> list[str]:
+        """The worst of a kind whose priors do not fit within what they state; none where they do."""
+        if not self.known.kinds[index].is_spread_known or placed.variance_factor[index] < _DOUBTED**2:
+            return []
+        worst = np.argsort(-placed.chi_square_excess[index], kind="stable")[:_NAMED]
+        return [self.entries[index][k] for k in worst]
 
     def table(self, placed: Placed) -> list[dict[str, Any]]:
         """A row for each prior: what it is, its frames, whether it was kept, and its residual."""
@@ -159,10 +179,12 @@ def gather(
     trajectory: Trajectory,
     frames: NDArray[np.int64],
     heights: GroundHeights | None = None,
+    read_point: PointReader | None = None,
 ) -> MapKnowledge | None:
     """The priors on those frames of a trajectory that the graph has (ascending); None if there are none.
 
-    heights: of the camera, as windows show it, if the settings know it.
+    heights: of the camera, as windows show it, if the settings know it. read_point: of the map, if they know
+    distances.
     """
     if not settings:
         return None
@@ -171,15 +193,20 @@ def gather(
     entries: list[list[str]] = []
     datum, clock, left_out = None, None, 0
     if settings.gnss is not None:
-        track = _Track.read(Path(settings.gnss), settings, known)
+        track = _Track.read(settings.gnss, settings, known)
         datum, left_out = track.datum, track.left_out
         if settings.gnss_offset == "auto":
             clock = MovingClock(at=track.at, index=len(kinds))
         kinds.append(track.at(0.0))
         entries.append(track.entries)
-    for kind, names in _scale_kinds(settings, known):
+    for kind, names in _scale_kinds(settings, known, read_point):
         kinds.append(kind)
         entries.append(names)
+    if settings.surveyed is not None:
+        is_scale_known = bool(settings.distance) or settings.speed is not None or heights is not None
+        for kind, names in read_surveyed(Path(settings.surveyed), known, is_scale_known=is_scale_known):
+            kinds.append(kind)
+            entries.append(names)
     if settings.camera_height is not None and heights is not None:
         kinds.append(_scales(settings.camera_height, heights))
         entries.append([f"height in frame {frame}" for frame in heights.frames])
@@ -188,36 +215,15 @@ def gather(
     )
 
 
-def _scale_kinds(settings: PriorSettings, trajectory: Trajectory) -> Iterator[tuple[PriorKind, list[str]]]:
+def _scale_kinds(
+    settings: PriorSettings, trajectory: Trajectory, read_point: PointReader | None
+) -> Iterator[tuple[PriorKind, list[str]]]:
     """Of what tells lengths alone."""
     if settings.distance:
-        _insist_on_poses(trajectory, settings.distance)
-        length = np.array([metres for _, _, metres in settings.distance])
-        yield (
-            Distances(
-                rows=np.array([(a, b) for a, b, _ in settings.distance]),
-                length=length,
-                information=(settings.distance_sigma * length)[:, None, None] ** -2.0,
-            ),
-            [f"distance {a} {b}" for a, b, _ in settings.distance],
-        )
+        assert read_point is not None
+        yield distance_priors(settings.distance, settings.distance_sigma, trajectory, read_point)
     if settings.speed is not None:
         yield _speeds(Path(settings.speed), settings.speed_sigma, trajectory)
-
-
-def _insist_on_poses(trajectory: Trajectory, distances: Sequence[tuple[int, int, float]]) -> None:
-    component = trajectory.component if trajectory.component is not None else np.zeros(len(trajectory))
-    of_frame = dict(zip(trajectory.frames.tolist(), component.tolist(), strict=True))
-    for a, b, metres in distances:
-        if missing := [frame for frame in (a, b) if frame not in of_frame]:
-            raise Anchor3RError(
-                f"--distance {a} {b} {metres:g}: frame {missing[0]} has no pose; choose frames that have one"
-            )
-        if of_frame[a] != of_frame[b]:
-            raise Anchor3RError(
-                f"--distance {a} {b} {metres:g}: the frames are in two components of the map that nothing "
-                "relates; choose frames of one"
-            )
 
 
 def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances, list[str]]:
@@ -276,8 +282,9 @@ class _Track:
     trajectory: Trajectory
 
     @staticmethod
-    def read(path: Path, settings: PriorSettings, trajectory: Trajectory) -> _Track:
-        fixes = read_positions(path)
+    def read(name: str, settings: PriorSettings, trajectory: Trajectory) -> _Track:
+        path = Path(name)
+        fixes = read_fixes(name)
         times = _times(trajectory, path)
         stated = 0.0 if settings.gnss_offset == "auto" else float(settings.gnss_offset)
         moments = fixes.times_s + stated
@@ -338,19 +345,28 @@ class _Track:
         times, component = _times(self.trajectory, Path()), self.trajectory.component
         before, interval = self._bracket(offset_s)
         moments = self.times_s + offset_s
+        exact = self._exact(offset_s)
         usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= _MAX_INTERVAL_S)
         if component is not None:
             usable &= component[before] == component[before + 1]
-        return usable
+        return usable | (exact >= 0)
+
+    def _exact(self, offset_s: float) -> NDArray[np.int64]:
+        """(k,) row of the frame that was taken at each very moment, as a geotag is; -1 where none was."""
+        times, moments = _times(self.trajectory, Path()), self.times_s + offset_s
+        row = np.clip(np.searchsorted(times, moments), 0, len(times) - 1)
+        return np.where(times[row] == moments, row, -1)
 
     def at(self, offset_s: float) -> Positions:
         """The priors if the clock is moved on by a little."""
         times = _times(self.trajectory, Path())
         before, interval = self._bracket(offset_s)
         fraction = (self.times_s + offset_s - times[before]) / np.maximum(interval, 1e-9)
+        exact = self._exact(offset_s)
+        first, second = (np.where(exact >= 0, exact, row) for row in (before, before + 1))
         return Positions(
-            rows=np.stack([self.trajectory.frames[before], self.trajectory.frames[before + 1]], 1),
-            fraction=fraction,
+            rows=np.stack([self.trajectory.frames[first], self.trajectory.frames[second]], 1),
+            fraction=np.where(exact >= 0, 0.0, fraction),
             position=self.position,
             information=self.information,
             antenna_in_camera=self.antenna,
@@ -376,6 +392,20 @@ def _scales(camera_height: float, heights: GroundHeights) -> Scales:
         log_scale=np.log(camera_height) - heights.log_height,
         information=heights.sigma[:, None, None] ** -2.0,
     )
+
+
+def read_priors_csv(path: Path) -> list[dict[str, Any]]:
+    """What `write_priors_csv` has written; nothing if it is gone."""
+    if not path.is_file():
+        return []
+    numbers = ("residual", "excess")
+    with decoding(str(path), "run anchor3r refine again"):
+        return [
+            row
+            | {"accepted": row["accepted"] == "yes", "frame": int(row["frame"])}
+            | {name: float(row[name]) for name in numbers}
+            for row in csv.DictReader(line for _, line in text_lines(path))
+        ]
 
 
 def write_priors_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

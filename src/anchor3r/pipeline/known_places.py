@@ -13,7 +13,13 @@ from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import ONLINE, Loop, Map, MapWriter
-from anchor3r.store.localising import describe_frame, map_keyframes, place_frames_of, places_identity
+from anchor3r.store.localising import (
+    KEYFRAME_INTERVAL,
+    describe_frame,
+    map_keyframes,
+    place_frames_of,
+    places_identity,
+)
 
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
@@ -21,12 +27,12 @@ _REMEMBERED = 256
 """Keyframes whose features are kept in memory."""
 
 
-def best_descriptor(scene_map: Map, predictor: str | None) -> str:
-    """How places of a map are recognised where the user does not say: by tokens if its predictor made some;
-    else by features, whose matches measure where depths are known, unless the user names what measures."""
+def best_descriptor(scene_map: Map) -> str:
+    """How places of a map are recognised where the user does not say: by tokens if its predictor made some,
+    else by features, which need depths."""
     if len(scene_map.descriptors()[0]):
         return TOKENS
-    return PLACES if predictor is None and len(scene_map.frames_with_points()) else GRADIENTS
+    return PLACES if len(scene_map.frames_with_points()) else GRADIENTS
 
 
 def keep_features(scene_map: Map, writer: MapWriter, read_frame: FrameReader, progress: Progress) -> None:
@@ -42,10 +48,15 @@ def known_places(
     scene_map: Map,
     retrieval: RetrievalConfig,
     config: PlaceConfig,
+    interval: int,
     progress: Progress,
 ) -> Iterator[tuple[Loop, list[Edges]]]:
-    """For every keyframe the events with up to `top_k` places that it recognises; features must be kept."""
-    is_free = bool(np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
+    """For every keyframe the events with up to `top_k` places that it recognises; features must be kept.
+
+    interval: frames between keyframes that are looked for; they are looked for among all.
+    """
+    every = max(1, interval // KEYFRAME_INTERVAL)
+    is_free = bool(scene_map.parts() or np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
     online = scene_map.trajectory()
     keyframes = Keyframes(
@@ -60,6 +71,8 @@ def known_places(
             progress("loops", row, len(posed.frames))
             place = scene_map.place(int(posed.frames[row]))
             search.add(place)
+            if row % every:
+                continue
             matches = search.candidates(place, allowed).tolist()
             events = (place_event(search, posed, row, match, is_free=is_free) for match in matches)
             yield from islice((event for event in events if event is not None), retrieval.top_k)

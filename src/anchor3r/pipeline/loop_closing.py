@@ -85,11 +85,9 @@ class LoopCloser:
                 self._members.setdefault(member, self._num_frames)
             self._windows.add(edges)
             self._is_free |= bool(np.isfinite(edges.log_scale_ratio).any())
-        # Only a frame of its own window has tokens; what a map keeps of places is of all frames with a pose.
-        named = sorted(pose.frame for pose in (poses if descriptor is None else poses[:1]))
-        for frame in named:
+        for frame in sorted(pose.frame for pose in poses):
             if self._num_posed % self.config.keyframe_interval == 0:
-                self._keyframes.append((frame, descriptor))
+                self._keyframes.append((frame, descriptor if frame == poses[0].frame else None))
             self._num_posed += 1
         self._num_frames += 1
         return self._num_frames % self.config.interval == 0

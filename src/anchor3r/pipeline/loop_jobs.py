@@ -1,8 +1,8 @@
 """What the second thread of a mapping run does about loops, job by job: look, measure, judge, correct.
 
 A job gets what the stream had brought when it started (`Progress`), and nothing else decides what comes of
-it. Where the predictor describes images by tokens, or gives no depths, keyframes are compared by descriptors
-and its windows measure; else they are recognised by their features, which measure too.
+it. Keyframes are recognised by their features, whose matches measure too; of a predictor that gives no depths
+they are compared by descriptors, and its windows measure.
 """
 
 from __future__ import annotations
@@ -174,11 +174,10 @@ class LoopWorker:
         return replace(told, judged=judged, correction=closed.correction)
 
     def _describe(self, seen: Progress) -> list[PlaceKeyframe]:
-        """Takes the new keyframes; the features of those that have no tokens."""
+        """Takes the new keyframes; their features."""
         described = []
         for frame, tokens in seen.new_keyframes:
-            if tokens is None:
-                described.append(self._places.add(frame))
+            described.append(self._places.add(frame))
             if not self._places.has_depths:
                 self._windows.add(frame, tokens)
         return described
@@ -208,7 +207,7 @@ class _ByPlaces:
         self._keyframes: Thinned[int] = Thinned(config.max_keyframes)
         self._search = PlaceSearch(self._place, config.places)
         self.has_depths = False
-        """Whether features can measure: the predictor gives depths, and no tokens."""
+        """Whether features can measure: the predictor gives depths."""
 
     def add(self, frame: int) -> PlaceKeyframe:
         """The features of the next keyframe."""
@@ -294,10 +293,15 @@ class _ByWindows:
         self._members = members  # only added to, by the other thread
         self._predictor: Predictor | None = None
         self._descriptor: PlaceDescriptor | None = None
+        self._has_tokens = False
         self._keyframes: Thinned[tuple[int, NDArray[np.float32]]] = Thinned(config.max_keyframes)
 
     def add(self, frame: int, descriptor: NDArray[np.float32] | None) -> None:
         """Takes a keyframe, with the predictor's descriptor; without one it is described by its picture."""
+        if (descriptor is not None) != self._has_tokens:
+            if self._has_tokens:
+                return  # a frame that got its pose by a later window
+            self._has_tokens, self._keyframes = True, Thinned(self._config.max_keyframes)
         if descriptor is None:
             self._descriptor = self._descriptor or load_descriptor(GRADIENTS)
             assert self._descriptor is not None

@@ -196,7 +196,8 @@ class MappingRun:
             loaded_as=predictor.loaded_as,
         )
         self._closer = None if closing is None else self._make_closer(closing, settings)
-        self._mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        self.mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        """Takes the frames, one by one."""
         self._started = self._ended = time.monotonic()
 
     def _make_closer(self, config: LoopClosingConfig, settings: MapSettings) -> LoopCloser:
@@ -241,7 +242,7 @@ class MappingRun:
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
         self._begin_with_camera()
-        for update in self._mapper.run(self.source):
+        for update in self.mapper.run(self.source):
             self.num_updates += 1
             self._ended = time.monotonic()
             yield update
@@ -263,14 +264,18 @@ class MappingRun:
         seconds = self._ended - self._started
         with load_map(self.store.folder) as scene_map:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
+            only_turns = scene_map.trajectory().only_turns()
+            answers = scene_map.answers()
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
             "predictor": meta["identity"]["predictor"],
             "ground_truth_predictor": meta["ground_truth_predictor"],
             **asdict(counts),
+            "answers": answers,
             "without_pose": [asdict(gap) for gap in gaps],
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
+            "only_turns": only_turns,
             "camera": meta.get("camera"),
             "skipped": self.source.skipped,
             "seconds": round(seconds, 3),

@@ -1,9 +1,9 @@
 """Several maps of one place as one: common places found, related and verified, all poses refined together.
 
 The merged map holds the frames of all maps under numbers of their own. Keyframes of each map are looked for
-among those of every other one (`places`); where one is found, it becomes a loop event: its pose relative to
-the keyframes that it was found by, with the covariance of the fit and the ratio of the two scales. The pose
-graph judges these events like any loops, and joins two maps only where several of them measure the same.
+among those of the others (`loops.places`); where one recognises a place, and is recognised from there, both
+poses and the ratio of the two scales become a loop event. The pose graph judges these events like any loops,
+and joins two maps only where several of them measure the same.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,21 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import insist_on_new_folder, replacing_folder
 from anchor3r.limits import LIMITS
-from anchor3r.loops.reinsertion import neighbourhood
+from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
+from anchor3r.pipeline.known_places import keep_features
 from anchor3r.pipeline.refine import MERGE, refine_map
 from anchor3r.pipeline.settings import RefineSettings
-from anchor3r.places.localiser import Localisation, Localiser, LocaliserConfig
-from anchor3r.places.vocabulary import load_vocabulary
-from anchor3r.pose_graph.edges import EdgeKind, Edges
-from anchor3r.robust import Estimate, median_log_ratio
-from anchor3r.store import Loop, LoopState, Map, MapWriter, StoreConfig, load_map
+from anchor3r.pose_graph.edges import Edges
+from anchor3r.store import OFFLINE, ONLINE, Loop, Map, MapWriter, StoreConfig, load_map
 from anchor3r.store.camera import common_camera
 from anchor3r.store.copying import Renumbering, copied_loops, copy_map
-from anchor3r.store.localising import describe_frame, map_keyframes, place_frames_of, places_identity
+from anchor3r.store.localising import map_keyframes, place_frames_of, places_identity
 from anchor3r.store.parts import PARTS_KEY, MapPart, part_of
 from anchor3r.store.rows import CONFIDENCE_KEY
 from anchor3r.trajectory import Trajectory
 
-Progress = Callable[[str, int, int | None], None]
-"""Told of a stage, what of it is done and how much there is, if that is known."""
+Progress = Callable[[str, int, int], None]
+"""Told of a stage, what of it is done and how much there is."""
 Int = NDArray[np.int64]
 _LEAST_BLOCK = 1000
 """Numbers that a part has for its frames at least; more, by factors of ten, if it needs them."""
@@ -47,31 +45,14 @@ _SAME_FOCAL = 0.05
 as far as a stated camera may be off (`known_focal_sigma`)."""
 _SURE = 3.0
 """Standard deviations beyond which two focal lengths are of different cameras."""
-_LEAST_SCALE_SIGMA = 0.01
-"""Spread of a ratio of scales at least, however many depths agree."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MergeConfig:
-    """When a keyframe of one map is found in another one."""
-
-    localiser: LocaliserConfig = LocaliserConfig()
-    """How much has to speak for its pose."""
-    members: int = 9
-    """Frames around the place that it is related to: as many as a window looks back to, so that their scale
-    is known."""
-    depths_alike: float = 4.0
-    """Features of a keyframe whose depths err together and count as one measurement of scale."""
-
-    def __post_init__(self) -> None:
-        if self.members < 3 or self.depths_alike < 1:
-            raise ValueError(f"members must be at least 3 and depths_alike at least 1: {self}")
+_REMEMBERED = 256
+"""Keyframes whose features are kept in memory."""
 
 
 def merge_maps(
     folders: Sequence[Path | str],
     out: Path | str,
-    config: MergeConfig | None = None,
+    config: PlaceConfig | None = None,
     *,
     progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, Any]:
@@ -81,20 +62,23 @@ def merge_maps(
     each in its own world; its offline poses are those of all maps together, in the world of the first.
     Parts that have no place in common with any other stay components of their own.
     """
-    config, paths = config or MergeConfig(), [Path(folder) for folder in folders]
+    config, paths = config or PlaceConfig(), [Path(folder) for folder in folders]
     insist_on_new_folder(Path(out))
     with ExitStack() as stack:
         maps = [stack.enter_context(load_map(path)) for path in paths]
+        for scene_map in maps:
+            stack.enter_context(scene_map.frozen())  # one of them may still grow
         _insist_on_poses(maps)
         parts = _parts_of(maps)
         _insist_on_different(parts)
         _insist_on_alike(maps)
         unfinished = stack.enter_context(replacing_folder(out))
         _copy(maps, parts, unfinished, progress)
-        events = _find_common_places(maps, parts, unfinished, config, progress)
-        refined = refine_map(unfinished, RefineSettings(loops=False), progress=lambda *told: progress(*told))
+        first_event = _find_common_places(maps, parts, unfinished, config, progress)
+        refined = refine_map(unfinished, RefineSettings(loops=False))
         with load_map(unfinished) as merged:
-            summary = _summary(merged, events, refined)
+            common = [loop for loop in merged.loops() if loop.event >= first_event]
+            summary = _summary(merged, common) | {"poses": refined["poses"], "solver": refined["solver"]}
     return {"map": str(out), **summary}
 
 
@@ -129,8 +113,8 @@ def _insist_on_alike(maps: Sequence[Map]) -> None:
         if (reason := _another_camera(first, other)) is not None:
             raise Anchor3RError(
                 f"{first.folder} and {other.folder} are of different cameras ({reason}), but a map has one; "
-                "map images of one camera and size, or place the images of one in the map of the other with "
-                "anchor3r localise"
+                "if both are of one camera, map one again with --camera and the folder of the other; if "
+                "not, place its images in the other map with anchor3r localise"
             )
 
 
@@ -149,9 +133,8 @@ def _another_camera(one: Map, other: Map) -> str | None:
     sigma_sq = 0.0
     for scene_map, camera in ((one, a), (other, b)):
         about = scene_map.meta.get("camera") or {}
-        known = about.get("determined") or about.get("stated")
-        part = about["focal_sigma_px"] / camera.fx if known and "focal_sigma_px" in about else _SAME_FOCAL
-        sigma_sq += part**2
+        sigma_px = about.get("focal_sigma_px")
+        sigma_sq += (sigma_px / camera.fx) ** 2 if sigma_px else _SAME_FOCAL**2
     if abs(np.log(a.fx / b.fx)) > _SURE * np.sqrt(sigma_sq):
         return f"focal lengths of {a.fx:.1f} and {b.fx:.1f} pixels"
     return None
@@ -288,16 +271,12 @@ def _find_common_places(
     maps: Sequence[Map],
     parts: Sequence[Sequence[MapPart]],
     folder: Path,
-    config: MergeConfig,
+    config: PlaceConfig,
     progress: Progress,
-) -> dict[tuple[int, int], int]:
-    """Keeps all loop events of the merged map, and counts those between parts, by parts."""
+) -> int:
+    """Keeps the loop events of the maps, then those between them; the number of the first of these."""
     with MapWriter.open(folder) as writer, load_map(folder) as merged:
-        known = set(merged.place_frames().tolist())
-        missing = [frame for frame in place_frames_of(merged).tolist() if frame not in known]
-        for k, frame in enumerate(missing):
-            progress("describing", k, len(missing))
-            writer.write_place(describe_frame(merged, frame))
+        keep_features(merged, writer, merged.frame, progress)
         search, _ = writer.begin_search({MERGE: asdict(config)})
         own = [
             event
@@ -305,101 +284,40 @@ def _find_common_places(
             for event in copied_loops(scene_map, _renumbering(scene_map, found, 0))
         ]
         map_of_part = np.repeat(np.arange(len(parts)), [len(found) for found in parts])
-        common = list(_CommonPlaces(merged, map_of_part, config).events(progress))
+        owner = map_of_part[merged.part_of(place_frames_of(merged))]
+        events = own + list(_common_places(merged, owner, config, progress))
         writer.write_loops(
-            ((replace(loop, event=k), groups) for k, (loop, groups) in enumerate(own + common)), search
+            ((replace(loop, event=k), groups) for k, (loop, groups) in enumerate(events)), search
         )
         writer.finish_search(search)
-        of = part_of(
-            np.array([(loop.query, loop.match) for loop, _ in common]).reshape(-1, 2), merged.parts()
-        )
-    pairs, counts = np.unique(np.sort(of, axis=1), axis=0, return_counts=True)
-    return {(int(a), int(b)): int(n) for (a, b), n in zip(pairs, counts, strict=True)}
+    return len(own)
 
 
-class _CommonPlaces:
-    """Keyframes of each map that were found among those of another one, as loop events."""
+def _common_places(
+    merged: Map, owner: Int, config: PlaceConfig, progress: Progress
+) -> Iterator[tuple[Loop, list[Edges]]]:
+    """Keyframes of each map that recognise a place in one before it, as events measured both ways.
 
-    def __init__(self, merged: Map, map_of_part: Int, config: MergeConfig) -> None:
-        self._config, self._trajectory = config, merged.trajectory()
-        members = merged.graph().edges.frame_i
-        self._known = self._trajectory.select(np.isin(self._trajectory.frames, members))
-        self._keyframes = map_keyframes(merged)
-        self._localiser = Localiser(self._keyframes, load_vocabulary(), config.localiser)
-        self._map = map_of_part[merged.part_of(self._keyframes.frames)]
-        """(k,) which of the maps a keyframe is of"""
-
-    def events(self, progress: Progress) -> Iterator[tuple[Loop, list[Edges]]]:
-        """Events with a group of edges for each direction in which they were measured."""
-        found: dict[tuple[int, int], tuple[Loop, list[Edges]]] = {}
-        for row in range(len(self._map)):
-            progress("comparing", row, len(self._map))
-            for answer in self._elsewhere(row):
-                frame, match = int(self._keyframes.frames[row]), answer.keyframes[0]
-                edges = self._edges(row, answer)
-                if edges is None:
-                    continue
-                ends = max(frame, match), min(frame, match)
-                figures = {"inliers": answer.num_inliers, "log10_chance": answer.log10_chance}
-                loop = Loop(event=0, query=ends[0], match=ends[1], state=LoopState.PENDING, figures=figures)
-                found.setdefault(ends, (loop, []))[1].append(edges)
-        yield from found.values()
-
-    def _elsewhere(self, row: int) -> Iterator[Localisation]:
-        """Where a keyframe was taken in each component of the other maps."""
-        component, other = self._keyframes.component, self._map != self._map[row]
-        described = self._localiser.keyframe(row)
-        camera = self._keyframes.camera.resized(described.width, described.height)
-        for label in np.unique(component[other]):
-            allowed = other & (component == label)
-            answer = self._localiser.localise(described.features, camera, self._keyframes.lens, allowed)
-            if answer.found:
-                yield answer
-
-    def _edges(self, row: int, answer: Localisation) -> Edges | None:
-        """The keyframe seen from frames around its place, in the scale of its own window."""
-        pose, covariance = answer.camera_from_world, answer.covariance
-        assert pose is not None
-        assert covariance is not None
-        ratio = self._scale(row, answer)
-        members = neighbourhood(self._known, answer.keyframes[0], self._config.members)
-        if len(members) < 3 or not np.isfinite(ratio.sigma):
-            return None
-        at = np.searchsorted(self._trajectory.frames, members)
-        member_from_anchor = self._trajectory.camera_from_world[at] @ pose.inverse()
-        shrink = np.exp(-ratio.value)
-        # From the camera's own turn and its place in the world to a right perturbation; all edges share it.
-        axes = np.zeros((6, 6))
-        axes[:3, :3] = -np.eye(3)
-        axes[3:, 3:] = shrink * pose.rotation
-        information = np.linalg.inv(axes @ covariance @ axes.T) / len(members)
-        return Edges.of(
-            members,
-            int(self._keyframes.frames[row]),
-            member_from_anchor.rotation,
-            shrink * member_from_anchor.translation,
-            kind=EdgeKind.LOOP,
-            log_scale_sigma=max(ratio.sigma, _LEAST_SCALE_SIGMA),
-            information=information,
-        )
-
-    def _scale(self, row: int, answer: Localisation) -> Estimate:
-        """Log of the other part's lengths over those of the keyframe's own window, by depths of features."""
-        described = self._localiser.keyframe(row)
-        largest = self._config.localiser.pose.largest_depth_sigma
-        known = described.depth_sigma[answer.fitting] < largest
-        own = described.depth[answer.fitting[known]].astype(np.float64)
-        return median_log_ratio(answer.depth[known], own, alike=self._config.depths_alike)
+    owner: (k,) which of the maps each keyframe is of, ascending.
+    """
+    posed = map_keyframes(merged, ONLINE)
+    search = PlaceSearch(merged.place, config, remembered=_REMEMBERED)
+    for row, frame in enumerate(posed.frames.tolist()):
+        progress("comparing", row, len(posed.frames))
+        place = merged.place(frame)
+        search.add(place)
+        for component in np.unique(posed.component[owner < owner[row]]):
+            for match in search.candidates(place, posed.component == component).tolist():
+                event = place_event(search, posed, row, match, is_free=True)
+                if event is not None:
+                    yield event
 
 
-def _summary(merged: Map, events: dict[tuple[int, int], int], refined: dict[str, Any]) -> dict[str, Any]:
-    """What was merged and what hangs together."""
-    parts, trajectory = merged.parts(), merged.trajectory(str(refined["poses"]))
+def _summary(merged: Map, common: Sequence[Loop]) -> dict[str, Any]:
+    """What was merged and what hangs together. common: events between maps."""
+    parts, trajectory = merged.parts(), merged.trajectory(OFFLINE)
     assert trajectory.component is not None
     of = merged.part_of(trajectory.frames)
-    accepted = [loop for loop in merged.loops() if loop.accepted]
-    ends = part_of(np.array([(loop.query, loop.match) for loop in accepted]).reshape(-1, 2), parts)
-    between = ends[ends[:, 0] != ends[:, 1]]
     components = [
         {
             "component": int(label),
@@ -423,11 +341,9 @@ def _summary(merged: Map, events: dict[tuple[int, int], int], refined: dict[str,
         "frames": merged.num_frames,
         "with_pose": len(trajectory),
         "components": components,
-        "common_places": sum(events.values()),
-        "accepted": len(between),
+        "common_places": len(common),
+        "accepted": sum(loop.accepted for loop in common),
         "not_joined": _not_joined(components, len(parts)),
-        "poses": refined["poses"],
-        "solver": refined["solver"],
     }
 
 

@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.loops.descriptors import GRADIENTS, PLACES, TOKENS, load_descriptor
+from anchor3r.loops.descriptors import GRADIENTS, PLACES, load_descriptor
 from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.loops.table import write_loops_csv
-from anchor3r.pipeline.ground_heights import GroundHeights, ground_heights
+from anchor3r.pipeline.distances import point_reader
+from anchor3r.pipeline.ground_heights import ground_heights
 from anchor3r.pipeline.knowledge import PRIORS_CSV, MapKnowledge, gather, write_priors_csv
 from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
 from anchor3r.pipeline.settings import Method, RefineSettings
@@ -113,10 +114,7 @@ def refine_map(
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):
             loops = [] if number is None else _with_choices(scene_map, number, choices)
-            heights = None
-            if settings.priors.camera_height is not None:
-                heights = ground_heights(scene_map, scene_map.search_graph(None)[0], lambda k: read_frame(k).image)
-            solution, known = _solution(scene_map, number, loops, settings, heights)
+            solution, known = _solution(scene_map, number, loops, settings, read_frame)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
@@ -221,7 +219,7 @@ class _LoopSearch:
         self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
         self._online = scene_map.trajectory()
-        self._descriptor = settings.descriptor or best_descriptor(scene_map, settings.predictor)
+        self._descriptor = settings.descriptor or best_descriptor(scene_map)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:
         """Measures loops unless the map has those of this very search; its number, and whether it did.
@@ -254,32 +252,29 @@ class _LoopSearch:
 
     def _measure(self, load: Callable[[], Predictor], search: int) -> None:
         """Measures every match that has no event in the store yet, as after an interruption."""
-        if self._descriptor == PLACES:
-            self._recognise(search)
-            return
         with self._clock.stage("loading"):
             predictor = load()
             if (camera := self._map.meta.get("camera")) is not None:
                 predictor.hold_camera(camera)
-        # A frame of the match's window must not be one of the query's.
-        min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
-        with self._clock.stage("retrieval"):
-            matches = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
+        recognised = self._recognised()
+        if self._descriptor == PLACES:
+            pairs = [(*pair, event[0].figures["covered"]) for pair, event in recognised.items()]
+        else:
+            pairs = self._alike(predictor)
         self._take_over_merged(search)
         done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
-        frames, known = self._online.frames, self._measured_online()
-        pairs = [
-            (int(frames[query]), int(frames[match]), float(similarity))
-            for query, match, similarity in zip(matches.query, matches.match, matches.similarity, strict=True)
-        ]
-        pairs = [pair for pair in pairs if pair[:2] not in done]
+        known, pairs = self._measured_online(), [pair for pair in pairs if pair[:2] not in done]
         reinsertion = Reinsertion(self._map, predictor, self._read_frame, self._reinsertion)
 
         def look(query: int, match: int, similarity: float) -> tuple[Loop, list[Edges]]:
-            if (query, match) not in known:
-                return reinsertion.measure(-1, query, match, similarity)
-            loop, groups = known[query, match]
-            return replace(loop, figures={**loop.figures, "similarity": similarity}), groups
+            if (query, match) in known:
+                loop, groups = known[query, match]
+                return replace(loop, figures={**loop.figures, "similarity": similarity}), groups
+            loop, groups = reinsertion.measure(-1, query, match, similarity)
+            # Of another viewpoint windows may say nothing, where the matches of features do.
+            return (
+                recognised.get((query, match), (loop, groups)) if loop.state.is_left_out else (loop, groups)
+            )
 
         with self._clock.stage("loops"), closing(self._in_order(look, pairs, predictor)) as events:
             self._progress("loops", 0, len(pairs))
@@ -310,16 +305,27 @@ class _LoopSearch:
                 for future in pending:
                     future.cancel()
 
-    def _recognise(self, search: int) -> None:
-        """The same for keyframes that recognise a place by their features, whose matches measure too."""
+    def _recognised(self) -> dict[tuple[int, int], tuple[Loop, list[Edges]]]:
+        """By query and match the events of keyframes that recognise a place by their features."""
+        if self._descriptor != PLACES:
+            return {}
         with self._clock.stage("describing"):
             keep_features(self._map, self._writer, self._read_frame, self._progress)
-        done = {(loop.query, loop.match) for loop in self._map.search_loops(search)}
-        with self._clock.stage("loops"):
-            for loop, groups in known_places(self._map, self._retrieval, self._places, self._progress):
-                if (loop.query, loop.match) not in done:
-                    numbered = replace(loop, event=self._writer.next_event())
-                    self._writer.add_loop(numbered, groups, search)
+        with self._clock.stage("retrieval"):
+            events = known_places(self._map, self._retrieval, self._places, self._interval, self._progress)
+            return {(loop.query, loop.match): (loop, groups) for loop, groups in events}
+
+    def _alike(self, predictor: Predictor) -> list[tuple[int, int, float]]:
+        """(query, match, similarity) of keyframes whose descriptors are alike."""
+        # A frame of the match's window must not be one of the query's.
+        min_gap = max(self._retrieval.min_gap, 2 * predictor.window)
+        with self._clock.stage("retrieval"):
+            found = retrieve(self._keyframes(), replace(self._retrieval, min_gap=min_gap))
+        names = self._online.frames
+        return [
+            (int(names[query]), int(names[match]), float(similarity))
+            for query, match, similarity in zip(found.query, found.match, found.similarity, strict=True)
+        ]
 
     def _take_over_merged(self, search: int) -> None:
         """Gives the search the events that join the parts of a merged map, unless it has them already."""
@@ -340,6 +346,8 @@ class _LoopSearch:
             if about is None or about["reinsertion"] != asdict(self._reinsertion):
                 continue
             for loop, groups in self._map.measured_loops(number):
+                if "similarity" not in loop.figures:
+                    continue  # measured by features, as windows may do better
                 if not loop.state.is_left_out:  # what the graph said is said anew
                     loop = replace(loop, state=LoopState.PENDING)
                 measured[loop.query, loop.match] = loop, groups
@@ -394,13 +402,17 @@ def _solution(
     search: int | None,
     loops: list[Loop],
     settings: RefineSettings,
-    heights: GroundHeights | None,
+    read_frame: FrameReader,
 ) -> tuple[Solution, MapKnowledge | None]:
+    heights = None
+    if settings.priors.camera_height is not None:
+        windows, _ = scene_map.search_graph(None)
+        heights = ground_heights(scene_map, windows, lambda k: read_frame(k).image)
     graph, event_of_group = scene_map.search_graph(search)
     is_merged, scale = bool(scene_map.parts()), settings.scale
     if is_merged and scale is None:
         scale = "free"  # every map has its own
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights)
+    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights, point_reader(scene_map))
     return solve(
         graph,
         scene_map.trajectory(),

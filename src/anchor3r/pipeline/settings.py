@@ -29,8 +29,8 @@ class MapSettings:
     """How a source becomes a map."""
 
     predictor: str = "auto"
-    """What measures windows: auto, tiny, features, a checkpoint, vggt:PATH or
-    ground-truth[:DEGREES,FRACTION]."""
+    """What measures windows: auto (features, and tiny where that has no answer), tiny, features, a
+    checkpoint, vggt:PATH or ground-truth[:DEGREES,FRACTION]."""
     window: int | None = None
     """Frames in a window; the predictor's own number if not given."""
     every: int = 1
@@ -77,16 +77,16 @@ class RefineSettings:
     """One scale for the whole map, or one for each window; free if not given and the predictor measured how
     its scale changes."""
     keyframe_interval: int = 5
-    """Compare one frame out of so many with earlier places."""
+    """Compare one frame out of so many with earlier places; by places, one out of five or a multiple."""
     top_k: int = RetrievalConfig.top_k
     """Earlier places to try for a keyframe."""
     descriptor: str | None = None
     """How places are recognised: tokens (from the predictor, as it mapped), places (by local features, also
-    from elsewhere; their matches measure the loop), gradients (of the kept images) or netvlad:PATH (public
-    Pittsburgh weights). If not given, tokens if the map has them, else places if it has depths and no
-    predictor is named."""
+    from elsewhere), gradients (of the kept images) or netvlad:PATH (public Pittsburgh weights). If not given,
+    tokens if the map has them, else places if it has depths."""
     predictor: str | None = None
-    """What measures loops, except those by places; the predictor that the map was made with if not given."""
+    """What measures loops; the predictor that the map was made with if not given. Where it finds no relation,
+    places are measured by the matches of their features."""
     device: str = "auto"
     """Where a network that measures loops runs: auto (a GPU if there is one), cpu, cuda or cuda:1."""
     threads: int | None = None

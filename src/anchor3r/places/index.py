@@ -1,7 +1,8 @@
 """An inverted index of visual words: which keyframes show what an image shows, by words and signatures.
 
-Postings lie in segments of a fixed number of keyframes, sorted by word; the newest keyframes wait unsorted.
-So adding one is bounded work however long the map is, and a query reads what its words have and no more.
+Postings lie in segments of keyframes, sorted by word; the newest keyframes wait unsorted. Segments of one
+size become one of the next size, as in a log-structured merge tree: what a word has then lies together, and
+adding a keyframe stays cheap however long the map is.
 
 Shapes: n features, k keyframes.
 """
@@ -25,14 +26,20 @@ class IndexConfig:
 
     max_bits: int = 22
     """Bits of 64 in which signatures of one word may differ; of unlike descriptors every second one does."""
-    segment: int = 1024
-    """Keyframes of a segment."""
+    segment: int = 32
+    """Keyframes of the smallest segments."""
+    growth: int = 8
+    """Segments of one size that become one of the next size,"""
+    largest: int = 16_384
+    """which has so many keyframes at most."""
     features: int = 500
     """Features of an image that are indexed and asked for, the strongest: they bound memory and time."""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.max_bits <= 64 and 1 <= self.segment <= 2**16 and self.features >= 1):
-            raise ValueError(f"max_bits, segment or features cannot be: {self}")
+        if not (0 <= self.max_bits <= 64 and 1 <= self.segment <= self.largest <= 2**16):
+            raise ValueError(f"max_bits or sizes of segments cannot be: {self}")
+        if self.growth < 2 or self.features < 1:
+            raise ValueError(f"growth is at least 2, features at least 1: {self}")
 
 
 class _Segment(NamedTuple):
@@ -54,7 +61,8 @@ class PlaceIndex:
 
     def __init__(self, num_words: int, config: IndexConfig = _DEFAULT) -> None:
         self._num_words, self._config = num_words, config
-        self._segments: list[_Segment] = []
+        self._segments: list[tuple[int, _Segment]] = []
+        """Number of keyframes and postings, in their order: sizes never grow from one to the next."""
         self._fresh: list[tuple[NDArray[np.int32], NDArray[np.uint64]]] = []
         self._fresh_segment: _Segment | None = None
         """The waiting keyframes, sorted when they are first asked for."""
@@ -69,35 +77,53 @@ class PlaceIndex:
     @property
     def num_bytes(self) -> int:
         """Memory of all postings."""
-        return sum(part.nbytes for segment in self._segments for part in segment) + sum(
+        return sum(part.nbytes for _, segment in self._segments for part in segment) + sum(
             word.nbytes + signature.nbytes for word, signature in self._fresh
         )
 
     def add(self, word: NDArray[np.int32], signature: NDArray[np.uint64]) -> int:
         """Takes the features (n,) of a keyframe, the strongest first, and returns its number, from 0 on."""
-        word, signature = word[: self._config.features], signature[: self._config.features]
+        config = self._config
+        word, signature = word[: config.features], signature[: config.features]
         self._fresh.append((word, signature))
         self._fresh_segment = None
         np.add.at(self._counts, np.unique(word), 1)
         self._norm.append(max(1.0, len(word)) ** 0.5)
-        if len(self._fresh) == self._config.segment:
-            self._segments.append(self._sorted(self._fresh))
+        if len(self._fresh) == config.segment:
+            self._segments.append((config.segment, self._sorted(self._fresh)))
             self._fresh = []
+            self._merge()
         return len(self) - 1
+
+    def _merge(self) -> None:
+        """Has segments of one size become one, as long as there are enough of them."""
+        growth = self._config.growth
+        while len(self._segments) >= growth:
+            last = self._segments[-growth:]
+            size = last[-1][0]
+            if last[0][0] != size or growth * size > self._config.largest:
+                return
+            start = np.zeros(self._num_words + 1, np.int32)
+            for _, part in last:
+                start += part.start
+            keyframe, signature = np.empty(start[-1], np.uint16), np.empty(start[-1], np.uint64)
+            filled = start[:-1].copy()
+            for k, (_, part) in enumerate(last):
+                _append(*part, k * size, filled, keyframe, signature)
+            self._segments[-growth:] = [(growth * size, _Segment(start, keyframe, signature))]
 
     def thinned(self) -> PlaceIndex:
         """An index of every second keyframe, from the first one on."""
-        out = PlaceIndex(self._num_words, self._config)
-        parts = [*self._segments, *([self._sorted(self._fresh)] if self._fresh else [])]
-        for number, part in enumerate(parts):
-            size = min(self._config.segment, len(self) - number * self._config.segment)
+        out, first = PlaceIndex(self._num_words, self._config), 0
+        waiting = [(len(self._fresh), self._sorted(self._fresh))] if self._fresh else []
+        for size, part in [*self._segments, *waiting]:
             word = np.repeat(np.arange(self._num_words, dtype=np.int32), np.diff(part.start))
-            # By word within a keyframe, no longer by strength: all of them are indexed anyway.
             order = np.argsort(part.keyframe, kind="stable")
             start = np.searchsorted(part.keyframe[order], np.arange(size + 1))
-            for k in range((number * self._config.segment) % 2, size, 2):
+            for k in range(first % 2, size, 2):
                 mine = order[start[k] : start[k + 1]]
                 out.add(word[mine], part.signature[mine])
+            first += size
         return out
 
     def scores(self, word: NDArray[np.int32], signature: NDArray[np.uint64]) -> NDArray[np.float32]:
@@ -111,13 +137,14 @@ class PlaceIndex:
         scores = np.zeros(len(self), np.float32)
         kept = weight > 0
         query = word[kept], signature[kept], weight[kept]
-        for number, segment in enumerate(self._segments):
-            first = number * config.segment
-            _vote(*segment, *query, config.max_bits, scores[first : first + config.segment])
+        first = 0
+        for size, segment in self._segments:
+            _vote(*segment, *query, config.max_bits, scores[first : first + size])
+            first += size
         if self._fresh:
             if self._fresh_segment is None:
                 self._fresh_segment = self._sorted(self._fresh)
-            _vote(*self._fresh_segment, *query, config.max_bits, scores[-len(self._fresh) :])
+            _vote(*self._fresh_segment, *query, config.max_bits, scores[first:])
         return np.asarray(scores / np.array(self._norm), np.float32)
 
     def _sorted(self, keyframes: list[tuple[NDArray[np.int32], NDArray[np.uint64]]]) -> _Segment:
@@ -128,6 +155,19 @@ class PlaceIndex:
         start = np.zeros(self._num_words + 1, np.int32)
         np.cumsum(np.bincount(word, minlength=self._num_words), out=start[1:])
         return _Segment(start, number[order].astype(np.uint16), signature[order])
+
+
+@kernel
+def _append(
+    start: NDArray[np.int32], keyframe: NDArray[np.uint16], signature: NDArray[np.uint64], first: int,
+    filled: NDArray[np.int32], all_keyframes: NDArray[np.uint16], all_signatures: NDArray[np.uint64],
+) -> None:  # fmt: skip
+    """Puts the postings of a segment, whose keyframes begin at `first`, behind those already there."""
+    for word in range(len(filled)):
+        for p in range(start[word], start[word + 1]):
+            at = filled[word]
+            all_keyframes[at], all_signatures[at] = keyframe[p] + first, signature[p]
+            filled[word] += 1
 
 
 @kernel

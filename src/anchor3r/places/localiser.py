@@ -89,10 +89,6 @@ class Localisation:
     """Logarithm of the expected number of poses that as many random matches would fit as well"""
     keyframes: tuple[int, ...]
     """Frames of the map that agree, the one with the most matches first"""
-    fitting: NDArray[np.int64]
-    """(m,) feature of the image of every match that fits; with several keyframes it counts several times"""
-    depth: NDArray[np.float64]
-    """(m,) of the matched points along the image's optical axis, in the map's lengths"""
     refusal: Refusal | None
     """Why there is no pose"""
 
@@ -289,8 +285,6 @@ class Localiser:
             num_matches=len(np.unique(pool.feature)),
             log10_chance=best.log10_chance,
             keyframes=tuple(int(self.keyframes.frames[row]) for row in agreeing),
-            fitting=pool.feature[best.inlier],
-            depth=np.asarray(best.camera_from_world.apply(pool.point[best.inlier])[:, 2], np.float64),
             refusal=refusal,
         )
 
@@ -320,5 +314,5 @@ def _is_elsewhere(other: CameraPose, best: CameraPose) -> bool:
 def _refused(refusal: Refusal) -> Localisation:
     return Localisation(
         camera_from_world=None, covariance=None, component=-1, num_inliers=0, num_matches=0,
-        log10_chance=0.0, keyframes=(), fitting=np.empty(0, np.int64), depth=np.empty(0), refusal=refusal,
+        log10_chance=0.0, keyframes=(), refusal=refusal,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from anchor3r.geometry import SE3, so3_exp
 Float = NDArray[np.float64]
 _SAMPLE = 3
 """Matches that determine a pose."""
-_STEPS = 15
+_STEPS, _LAST_STEPS = 15, 3
 _CELL = 6.0
 """Features nearer to each other than this in standard deviations of their place count as one."""
 
@@ -105,10 +105,16 @@ def find_pose(matches: Matches, sigma: float, config: PoseConfig) -> SE3 | None:
     return SE3(rotation, shift[:, 0] - rotation @ origin)
 
 
-def refine_pose(matches: Matches, start: SE3, sigma: float, config: PoseConfig) -> SE3:
-    """Least squares over the matches that fit, chosen anew in every step as the limit closes in."""
+def refine_pose(
+    matches: Matches, start: SE3, sigma: float, config: PoseConfig, *, is_near: bool = False
+) -> SE3:
+    """Least squares over the matches that fit, chosen anew in every step as the limit closes in.
+
+    is_near: the start is the pose by nearly the same matches, from which few steps are left.
+    """
     pose = start
-    for limit in np.geomspace(config.coarse, config.fit, _STEPS):
+    limits = [config.fit] * _LAST_STEPS if is_near else np.geomspace(config.coarse, config.fit, _STEPS)
+    for limit in limits:
         error, whitening, jacobian, seen = _linearised(matches, pose, sigma)
         length = np.linalg.norm(np.einsum("mij,mj->mi", whitening, error), axis=1)
         weight = np.where(seen & (length < limit), (1 - (length / limit) ** 2) ** 2, 0.0)

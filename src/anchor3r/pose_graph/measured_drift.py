@@ -83,8 +83,8 @@ def scale_drift_rate(log_ratio: Float, frames: NDArray[np.int64]) -> float | Non
     """Random walk of an odometry's log scale for the root of a frame, from known scales over its own.
 
     log_ratio: (k,) at ascending frames (k,). Half the variance of differences grows with the frames between
-    them; what it has between near ones is the error of the scales themselves, which neighbours share. Medians,
-    so that half of the scales may be wrong. None if they are too few to tell.
+    them; what it has between near ones is the error of the scales themselves, which neighbours share. Taken
+    from medians, so that some of the scales may be wrong. None if they are too few to tell.
     """
     count = len(log_ratio)
     if count < _LEAST_SCALES:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import Array, Sim3, nearest_rotation, so3_exp, umeyama
+from anchor3r.geometry import Sim3, so3_exp, umeyama
 from anchor3r.pose_graph.linalg.step_solvers import DirectSolver, LinearSystem, TwoLevelSolver
 from anchor3r.pose_graph.pose_system import Float, PoseState
 from anchor3r.pose_graph.priors import (
@@ -234,6 +234,9 @@ def _similarity(
 ) -> tuple[Sim3, list[PriorKind]]:
     """world_from_map of one component by its own priors, and the assumption that it rests on."""
     source, target = anchored(state, kinds)
+    oriented = [kind for kind in kinds if isinstance(kind, Poses) and len(kind.rows)]
+    if oriented:
+        return _by_poses(state, kinds, oriented[0], source, target), []
     if len(source) >= 3:
         found, near = robust_similarity(source, target)
         if is_on_a_line(target[near]):
@@ -252,16 +255,31 @@ def _similarity(
             ]
         return found, []
     scale = np.exp(_log_scale(state, kinds))
-    rotation: Array = np.eye(3)
-    for kind in kinds:
-        if isinstance(kind, Poses) and len(kind.rows):
-            rotation = nearest_rotation(
-                (np.swapaxes(kind.rotation, 1, 2) @ state.rotation[kind.rows[:, 0]]).sum(0)
-            )
     translation = np.zeros(3)
     if len(source):
-        translation = target[0] - scale * rotation @ source[0]
-    return Sim3(rotation, translation, np.asarray(scale)), []
+        translation = target[0] - scale * source[0]
+    return Sim3(np.eye(3), translation, np.asarray(scale)), []
+
+
+def _by_poses(
+    state: PoseState, kinds: Sequence[PriorKind], poses: Poses, source: Float, target: Float
+) -> Sim3:
+    """world_from_map where whole poses are known, by medians: fewer than half of them may be wrong.
+
+    source, target: (k, 3) all positions in the map whose place in the world is known.
+    """
+    turns = np.swapaxes(poses.rotation, 1, 2) @ state.rotation[poses.rows[:, 0]]
+    alike = np.einsum("axy,bxy->ab", turns, turns)  # 1 + 2 cos of the angle between each two
+    rotation = turns[int(np.median(alike, axis=1).argmax())]
+    some = np.unique(np.linspace(0, len(source) - 1, _TRIED).astype(np.int64))
+    a, b = (some[rows] for rows in np.triu_indices(len(some), 1))
+    before, after = (np.linalg.norm(at[a] - at[b], axis=1) for at in (source, target))
+    apart = (before > 0) & (after > 0)
+    log_scale = _log_scale(state, kinds)
+    if apart.any():
+        log_scale = float(np.median(np.log(after[apart] / before[apart])))
+    turned = np.exp(log_scale) * source @ rotation.T
+    return Sim3(rotation, np.median(target - turned, axis=0), np.asarray(np.exp(log_scale)))
 
 
 def anchored(state: PoseState, kinds: Sequence[PriorKind]) -> tuple[Float, Float]:

@@ -98,6 +98,8 @@ class WindowPrediction:
     status: WindowStatus = WindowStatus.OK
     reason: NoPoseReason | None = None
     """Why the anchor has no pose, where the predictor can tell."""
+    measured_by: str | None = None
+    """Name of the predictor that measured it, where a predictor consists of several."""
 
 
 class Predictor(Protocol):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.model import TINY_WEIGHTS
 from anchor3r.predictors.interface import Dtype, Predictor
 
-AUTO = "features"
-AUTO_REASON = "it measured better than the tiny network on worlds and on real video (docs/models/tiny.md)"
-"""What "auto" is and why; to be measured anew whenever either of the two changes."""
-_WITHOUT_PATH = ("tiny", "features", "ground-truth")
+if TYPE_CHECKING:
+    from anchor3r.predictors.features.predictor import FeaturesPredictor
+    from anchor3r.predictors.network.predictor import NetworkPredictor
+
+AUTO_REASON = (
+    "features measures, and the tiny network answers for frames that it cannot relate (docs/algorithm.md)"
+)
+"""What "auto" is."""
+_WITHOUT_PATH = ("auto", "tiny", "features", "ground-truth")
 _KNOWN = "auto, tiny, features, PATH of a checkpoint, vggt:PATH, ground-truth[:DEGREES,FRACTION]"
 
 
@@ -29,11 +34,11 @@ def load_predictor(
 ) -> Predictor:
     """Builds the predictor of a name; `window` None is the predictor's own, `every` is VGGT's alone.
 
-    "auto" is what has measured best so far; "tiny" the network that ships; "features" classical
-    geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run window by
-    window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for tests.
+    "auto" is "features", helped by "tiny" where it has no answer; "tiny" the network that ships; "features"
+    classical geometry without weights; a path one of our checkpoints; "vggt:PATH" public VGGT weights, run
+    window by window; "ground-truth:0.2,0.02" the source's own ground truth with 0.2° and 2 % noise, for
+    tests.
     """
-    name = AUTO if name == "auto" else name
     run_on = {"device": device, "dtype": dtype, "compile": compile}
     predictor = _built(name, window, seed, every, run_on)
     # On which device, and whether compiled, belongs to the machine: another one has others.
@@ -49,6 +54,8 @@ def _built(name: str, window: int | None, seed: int, every: int, run_on: dict[st
         return _vggt(Path(argument), window, every, run_on)
     if every != 1:
         raise Anchor3RError(f"--every {every} is for vggt:PATH; {name!r} takes every frame as anchor")
+    if name == "auto":
+        return _combined(window, run_on)
     if name == "tiny" or Path(name).is_file():
         return _network(TINY_WEIGHTS if name == "tiny" else Path(name), window, run_on)
     if run_on["device"] not in ("auto", "cpu") or run_on["dtype"] == "bfloat16" or run_on["compile"]:
@@ -72,15 +79,14 @@ def _absolute(name: str) -> str:
 
 def weights_file(name: str) -> Path | None:
     """What `load_predictor` would read for that name; None for predictors without weights."""
-    name = AUTO if name == "auto" else name
     kind, _, argument = name.partition(":")
     if name == "features" or kind == "ground-truth":
         return None
-    path = TINY_WEIGHTS if name == "tiny" else Path(argument if kind == "vggt" else name)
+    path = TINY_WEIGHTS if name in ("auto", "tiny") else Path(argument if kind == "vggt" else name)
     return path if path.is_file() else None
 
 
-def _network(checkpoint: Path, window: int | None, run_on: dict[str, Any]) -> Predictor:
+def _network(checkpoint: Path, window: int | None, run_on: dict[str, Any]) -> NetworkPredictor:
     if not checkpoint.is_file():
         raise Anchor3RError(
             f"this installation lacks the weights of the tiny network ({checkpoint}); "
@@ -109,7 +115,14 @@ def _vggt(checkpoint: Path, window: int | None, every: int, run_on: dict[str, An
     return VGGTPredictor.load(checkpoint, config, device=run_on["device"], dtype=run_on["dtype"])
 
 
-def _features(window: int | None) -> Predictor:
+def _combined(window: int | None, run_on: dict[str, Any]) -> Predictor:
+    """`window` is that of `features`: the network's is fixed."""
+    from anchor3r.predictors.combined import CombinedPredictor
+
+    return CombinedPredictor(_features(window), _network(TINY_WEIGHTS, None, run_on))
+
+
+def _features(window: int | None) -> FeaturesPredictor:
     from anchor3r.predictors.features.config import FeaturesConfig
     from anchor3r.predictors.features.predictor import FeaturesPredictor
 

@@ -29,6 +29,7 @@ from anchor3r.report.diagnosis import (
     warnings_of,
 )
 from anchor3r.report.picture import PictureScene, View, picture_png, scenes_of
+from anchor3r.report.priors import placement_facts, priors_section
 from anchor3r.store import ONLINE, Loop, Map
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
@@ -129,6 +130,7 @@ def _page(found: _Findings, notice: str) -> str:
         "<h2>Over time</h2>" + _charts(_time_charts(found)),
         "<h2>Motion graph</h2>" + _graph(found),
         "<h2>Loops</h2>" + _loops(found.scene_map, found.poses),
+        priors_section(found.scene_map, found.poses),
         "<h2>How it was made</h2>" + _settings(found.scene_map.meta),
     ]
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
@@ -156,7 +158,9 @@ def _facts(found: _Findings) -> str:
         "path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}",
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
+        **{f"measured by {name}": f"{count}" for name, count in scene_map.answers().items()},
         **({"camera": camera_in_words(camera)} if (camera := found.scene_map.meta.get("camera")) else {}),
+        **placement_facts(found.scene_map, found.poses),
         "loops accepted": f"{sum(loop.accepted for loop in loops)} of {len(loops)}",
     }
     if runtime.seconds.sum() > 0:
@@ -200,7 +204,7 @@ def _time_charts(found: _Findings) -> Iterable[str]:
         variance = np.trace(online.covariance[:, 3:, 3:], axis1=1, axis2=2)
         sigma = np.sqrt(variance) * (found.scenes[0].metres_per_unit or 1.0)
         unit = "m" if found.scenes[0].metres_per_unit else "units"
-        label = f"spread of an online position ({unit})"
+        label = f"spread of an online position from the frame before ({unit})"
         yield line_chart(label, *_thinned(online.frames, sigma), x_label="frame")
     if trajectory.log_scale is not None and np.ptp(trajectory.log_scale) > 0:
         label = "scale of the window / scale of the map"

@@ -113,11 +113,15 @@ class PhotoSequence(ImageSequence):
 
     def _load(self, index: int) -> Frame:
         image, facts = read_photo(self._paths[index])
-        timestamp_s = index / NOMINAL_RATE_HZ
-        if self._begun_s is not None:
-            timestamp_s = self._begun_s + timestamp_s if facts.taken_s is None else facts.taken_s
+        timestamp_s = self.time_s(index, facts.taken_s)
         camera = facts.camera(image.shape[1], image.shape[0])
         return Frame(index=index, timestamp_s=timestamp_s, image=image, intrinsics=camera, is_nominal=True)
+
+    def time_s(self, index: int, taken_s: float | None) -> float:
+        """When an image that says so (`PhotoFacts`), or does not, was taken on the clock of the source."""
+        if self._begun_s is None:
+            return index / NOMINAL_RATE_HZ
+        return self._begun_s + index / NOMINAL_RATE_HZ if taken_s is None else taken_s
 
     def out_of_order(self) -> str | None:
         """What shows that names do not sort the images by time; None if nothing does, or they have no times.

@@ -59,6 +59,10 @@ _REASONS = """
 -- why a frame had no pose when it came, where the predictor could tell: a NoPoseReason
 CREATE TABLE IF NOT EXISTS reasons (frame INTEGER PRIMARY KEY, reason TEXT NOT NULL);
 """
+_ANSWERS = """
+-- which predictor measured the window of a frame, in maps of a predictor that consists of several
+CREATE TABLE IF NOT EXISTS answers (frame INTEGER PRIMARY KEY, predictor TEXT NOT NULL);
+"""
 _CORRECTIONS = """
 -- what loops closed online did to the online poses, from a frame on; doubles of OnlineCorrection: heads for
 -- the frames that followed, nodes for all before, of the last one only
@@ -118,6 +122,7 @@ CREATE TABLE loops (
     search INTEGER NOT NULL DEFAULT 0);
 {_REFINEMENTS}
 {_REASONS}
+{_ANSWERS}
 {_CORRECTIONS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
@@ -246,7 +251,8 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
         if application == _APPLICATION_ID:
             _insist_on_whole(folder, database, num_bytes=path.stat().st_size)
             if write:
-                database.executescript(_REASONS + _CORRECTIONS)  # which maps from before there were such lack
+                # Maps from before there were such lack them.
+                database.executescript(_REASONS + _ANSWERS + _CORRECTIONS)
                 _add_checksums(database)
         if not write:
             database.execute("PRAGMA query_only = ON")

@@ -199,6 +199,15 @@ class Map:
             frame: NoPoseReason(reason) for frame, reason in self._all("SELECT frame, reason FROM reasons")
         }
 
+    @_decoding
+    def answers(self) -> dict[str, int]:
+        """How many frames each predictor answered for, in a map of several; empty in others."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'answers'"):
+            return {}
+        return dict(
+            self._all("SELECT predictor, count(*) FROM answers GROUP BY predictor ORDER BY predictor")
+        )
+
     def lack_of_poses(self) -> str:
         """What to say of a map without any, and why if frames were mapped."""
         text, count = f"{self.folder} has no online poses yet", self.num_frames

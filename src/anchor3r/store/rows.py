@@ -264,8 +264,8 @@ def decisive(
 def bulk(
     frame: Frame, prediction: WindowPrediction, image_side: int, image_quality: int
 ) -> Iterator[TableRow]:
-    """Point maps of a frame and of those that waited for it, why it has no pose, and its picture, the longer
-    side at most `image_side`; none if that is 0."""
+    """Point maps of a frame and of those that waited for it, why it has no pose or who measured it, and its
+    picture, the longer side at most `image_side`; none if that is 0."""
     if prediction.points_in_anchor is not None:
         encoded = encode_points(
             prediction.points_in_anchor,
@@ -276,6 +276,8 @@ def bulk(
         yield _points_row(frame.index, encoded)
     if prediction.reason is not None:
         yield TableRow("reasons", {"frame": frame.index, "reason": prediction.reason.value})
+    if prediction.measured_by is not None:
+        yield TableRow("answers", {"frame": frame.index, "predictor": prediction.measured_by})
     for late in prediction.member_points:
         encoded = encode_points(late.points_in_member, late.confidence, late.colours, late.intrinsics)
         yield _points_row(late.frame, encoded)

@@ -15,6 +15,7 @@ from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
 from anchor3r.predictors.features.pose_estimation import Posed
 from anchor3r.predictors.features.projection import camera_from, camera_of, project, rays
+from anchor3r.predictors.features.relative_pose import recognise
 from anchor3r.predictors.features.tracking import Image, cut_templates
 from anchor3r.predictors.interface import NoPoseReason
 from anchor3r.sources.frame import Frame
@@ -106,8 +107,9 @@ class Odometry:
             center, radial = c.assumed_center_sigma * width, c.nominal_radial_sigma
             focal = c.doubted_focal_sigma
             if self.earlier_focal_px is not None:
-                # Windows state spreads that are too small by the inflation, which the found one has in it.
-                focal = self.earlier_focal_sigma / c.focal_inflation
+                # Both passes see the same frames, so that the first must not outvote what windows say now:
+                # where they contradict it, the estimate moves, and counts as unsure by as much.
+                focal = self.earlier_focal_sigma
             sigma = np.array([focal, center, center, radial, radial])
             self.calibration = Calibration.known(self.camera, sigma)
         else:
@@ -177,6 +179,13 @@ class Odometry:
         """Of the next frame, if the camera moves on as it did."""
         expected = self.motion @ self.pose
         return SE3(nearest_rotation(expected.rotation), expected.translation)
+
+    def recognised_pose(self, grey: Image) -> SE3 | None:
+        """Of a frame that is not where it was expected, by descriptors that it shares with the last one.
+
+        Each of their keypoints is taken to be as far away as the followed points around it.
+        """
+        return recognise(grey, self.grey, self.pose, self._depth_around, self.camera, self.config)
 
     def move_to(self, posed: Posed, grey: Image) -> None:
         """Takes the frame as the last one."""

@@ -157,6 +157,29 @@ class FeaturesPredictor(Predictor):
         self.reset()
         return True
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a local map, in one scale as long as this stays true."""
+        return self._odometry.running
+
+    @property
+    def tells_scale(self) -> bool:
+        """Whether the spread of a keyframe's scale says how far it may have drifted. That of a young map, and
+        of one whose camera is still looked for, is about keyframes that are nearly all free to move."""
+        odometry = self._odometry
+        return odometry.is_known and len(odometry.map) >= 2 * self.config.free_keyframes
+
+    @property
+    def num_trusted_points(self) -> int:
+        """Points whose depth is known that the last frame has seen."""
+        points = self._odometry.map.points
+        return int(np.sum(points.followed & points.mature))
+
+    @property
+    def waiting_frames(self) -> NDArray[np.int64]:
+        """Frames without a pose that the start of a map may still name."""
+        return self._odometry.map.frames if not self.is_running else np.empty(0, np.int64)
+
     def _working(self, frame: Frame) -> Image:
         return tracking.to_grey(frame.image, self.config.min_side, self.config.max_side)
 
@@ -246,6 +269,8 @@ class FeaturesPredictor(Predictor):
         odometry, m = self._odometry, self._odometry.map
         guesses = [odometry.expected_pose(), odometry.pose]
         posed = pose_frame(m, odometry.camera, self.config, odometry.grey, grey, guesses)
+        if posed is None and (recognised := odometry.recognised_pose(grey)) is not None:
+            posed = pose_frame(m, odometry.camera, self.config, odometry.grey, grey, [recognised])
         if posed is None:
             odometry.misses += 1
             if odometry.misses >= self.config.patience:

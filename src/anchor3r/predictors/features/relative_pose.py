@@ -8,6 +8,7 @@ end, in the scale in which the median depth of the points that the anchor shares
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,6 +72,27 @@ def relate_views(
     found = [related for related in candidates if related is not None]
     # Two views may agree on a wrong motion; more of them hardly do, so most points and views win.
     return max(found, key=lambda related: len(related.rows) * len(related.pixel), default=None)
+
+
+def recognise(
+    view: Image,
+    known: Image,
+    known_from_local: SE3,
+    depth_at: Callable[[Array], Array],
+    camera: Array,
+    config: FeaturesConfig,
+) -> SE3 | None:
+    """view_from_local by descriptors that it shares with a view of known pose; None if they are too few.
+
+    depth_at: roughly, what depths pixels (n, 2) of the known view have.
+    """
+    pixel, descriptor = _keypoints(known)
+    seen_pixel, seen_descriptor = _keypoints(view)
+    rows, seen = _matches(descriptor, seen_descriptor)
+    if len(rows) < config.min_points:
+        return None
+    in_known = rays(camera, pixel[rows]) * depth_at(pixel[rows])[:, None]
+    return _resect(known_from_local.inverse().apply(in_known), seen_pixel[seen], camera, config)
 
 
 def _observations(views: list[Image], anchor: Image, camera: Array, config: FeaturesConfig) -> Array | None:

@@ -78,18 +78,18 @@ def relate_two_views(
 def is_one_scene(
     first: Array, second: Array, camera: Array, size: tuple[int, int], *, max_error_px: float
 ) -> bool:
-    """Whether pixels (n, 2) in two views of a size (width, height) fit one epipolar geometry, or could by
-    chance.
+    """Whether more pixels (n, 2) in two views of a size (width, height) fit one epipolar geometry than random
+    matches would.
 
-    Of n random matches one is within an error of its line by the area of such a band; the expected number
-    of geometries, each by five of them, that as many fit as of the best one has to be small. Unlike a
-    pose, this needs no parallax and no depth.
+    A random match fits with a probability of the part of the image that is as near to a line. The expected
+    number of geometries, of any five of n random matches, that as many fit as the best one has to be small.
+    Unlike a pose, this needs no parallax and no depth.
     """
     if len(first) <= _SAMPLE:
         return False
     one, other = (np.ascontiguousarray(rays(camera, uv)[:, :2]) for uv in (first, second))
     _, inlier = cv2.findEssentialMat(
-        one, other, np.eye(3), method=cv2.USAC_MAGSAC, prob=_RANSAC_CERTAINTY,
+        one, other, np.eye(3), method=cv2.USAC_ACCURATE, prob=_RANSAC_CERTAINTY,
         threshold=max_error_px / camera[0],
     )  # fmt: skip
     count, n = 0 if inlier is None else int(inlier.sum()), len(first)

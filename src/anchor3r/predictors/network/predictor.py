@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -149,16 +150,27 @@ class NetworkPredictor(Predictor):
         self._stream = None
 
     def step(self, frame: Frame) -> WindowPrediction:
+        return self.step_seen(self.look(frame))
+
+    def look(self, frame: Frame) -> SeenFrame:
+        """What the network needs of a frame: little enough to remember many."""
+        if self._stream is not None:
+            return _seen(frame, self._stream.image_size)
+        return self._first_look(frame)
+
+    def step_seen(self, seen: SeenFrame) -> WindowPrediction:
+        """`step` with a frame that was looked at before."""
         if self._stream is None:
-            self._stream = self._new_stream(frame)
-        return self._advance(self._stream, frame)
+            self._stream = self._new_stream(seen)
+        return self._advance(self._stream, seen)
 
     def relate(self, members: Sequence[Frame], anchor: Frame) -> WindowPrediction:
         if not 0 < len(members) < self.window:
             raise ValueError(
                 f"a window of {self.window} takes 1 to {self.window - 1} members, not {len(members)}"
             )
-        return self._advance(self._stream_after(members, anchor), anchor)
+        stream = self._stream_after(members, anchor)
+        return self._advance(stream, _seen(anchor, stream.image_size))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         stream = self._stream
@@ -190,17 +202,21 @@ class NetworkPredictor(Predictor):
             estimator=self._new_estimator(restored.estimation),
         )
 
-    def _new_stream(self, frame: Frame) -> _Stream:
-        frame_size = (frame.image.shape[0], frame.image.shape[1])
-        size = network_size(*frame_size, self._network.config, self._config)
+    def _first_look(self, frame: Frame) -> SeenFrame:
+        """The frame in the size that a stream of such frames has."""
+        height, width = frame.image.shape[:2]
+        return _seen(frame, network_size(height, width, self._network.config, self._config))
+
+    def _new_stream(self, seen: SeenFrame) -> _Stream:
+        size = (seen.image.shape[0], seen.image.shape[1])
         needed = streaming_bytes(self._network.config, *size, self._dtype)
         require_memory(needed, self._device, f"a stream of {size[1]}×{size[0]} pixels through {self._name}")
         return _Stream(
             cache=self._network.new_cache(*size, dtype=self._dtype),
             image_size=size,
-            frame_size=frame_size,
+            frame_size=seen.frame_size,
             indices=[],
-            first_index=frame.index,
+            first_index=seen.index,
             estimator=self._new_estimator(),
         )
 
@@ -216,9 +232,9 @@ class NetworkPredictor(Predictor):
         )
         ready = self._loop_streams.pop(key, None)
         if ready is None:
-            ready = replace(self._new_stream(anchor), first_index=members[0].index)
+            ready = replace(self._new_stream(self._first_look(anchor)), first_index=members[0].index)
             for frame in members:
-                self._advance(ready, frame)
+                self._advance(ready, _seen(frame, ready.image_size))
         if ready.cache.nbytes > _LOOP_STREAM_BYTES:
             return ready  # a copy of a large network's cache costs more than it spares
         self._loop_streams[key] = ready
@@ -228,11 +244,9 @@ class NetworkPredictor(Predictor):
         cache.restore(ready.cache.snapshot())
         return replace(ready, cache=cache, estimator=copy(ready.estimator))
 
-    def _advance(self, stream: _Stream, frame: Frame) -> WindowPrediction:
+    def _advance(self, stream: _Stream, frame: SeenFrame) -> WindowPrediction:
         """One network step and, where the preset has it, the estimation of the window."""
-        height, width = stream.image_size
-        resized = cv2.resize(frame.image, (width, height), interpolation=cv2.INTER_AREA)
-        image = np.asarray(resized, np.uint8)
+        (height, width), image = stream.image_size, frame.image
         known = None if frame.intrinsics is None else frame.intrinsics.resized(width, height)
         output = self._run_network(image, known, stream.cache)
         camera = known or _predicted_camera(output, height, width)
@@ -274,6 +288,30 @@ _GRID_ROWS, _GRID_COLUMNS = range(2, 13), range(2, 25)
 cells, and larger ones take more time than it was made for."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SeenFrame:
+    """A frame as a network sees it."""
+
+    index: int
+    image: NDArray[np.uint8]
+    """(h, w, 3) RGB of the network's size"""
+    frame_size: tuple[int, int]
+    """(H, W) of the frame"""
+    intrinsics: Pinhole | None
+    """of the frame"""
+
+
+def _seen(frame: Frame, size: tuple[int, int]) -> SeenFrame:
+    """The frame resized to (h, w)."""
+    resized = cv2.resize(frame.image, (size[1], size[0]), interpolation=cv2.INTER_AREA)
+    return SeenFrame(
+        index=frame.index,
+        image=np.asarray(resized, np.uint8),
+        frame_size=(frame.image.shape[0], frame.image.shape[1]),
+        intrinsics=frame.intrinsics,
+    )
+
+
 @dataclass
 class _Stream:
     """One stream of frames through the network."""
@@ -313,6 +351,7 @@ class _StreamState:
     estimation: EstimatorState | None
 
 
+@lru_cache(maxsize=16)
 def network_size(
     height: int, width: int, network: NetworkConfig, config: NetworkPredictorConfig
 ) -> tuple[int, int]:

@@ -1,0 +1,142 @@
+"""Loops closed online against those closed afterwards: `python benchmarks/online_loops.py --seeds 201 202`.
+
+Maps street grids of worlds with and without `--loops online`, refines the latter, and compares errors (Sim(3)
+ATE at the end of the stream), how soon an accepted event corrects the map, what a step costs the mapping
+thread (CPU time, so that other programs count little) and what a job costs the second one. "late" is how long
+steps would wait for jobs on two free cores; what they did wait for is only right on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import numpy as np
+
+from anchor3r.geometry import umeyama
+from anchor3r.pipeline.loop_jobs import LoopClosingConfig, LoopWorker, Progress
+from anchor3r.pipeline.mapping import MappingRun, predictor_of
+from anchor3r.pipeline.refine import refine_map
+from anchor3r.pipeline.settings import MapSettings
+from anchor3r.sources import open_source
+from anchor3r.store import LoopClosing, load_map
+
+_WARM = 50
+"""Steps at the start that do not count: kernels are fetched, the map is initialised."""
+
+
+class Jobs:
+    """CPU seconds of every job, and when its result was there."""
+
+    def __init__(self) -> None:
+        self.started: list[int] = []
+        self.cpu_s: list[float] = []
+        self._run = LoopWorker.run
+
+    def __enter__(self) -> Jobs:
+        jobs, run = self, self._run
+
+        def timed(worker: LoopWorker, seen: Progress) -> LoopClosing:
+            began = time.thread_time()
+            found = run(worker, seen)
+            jobs.started.append(seen.num_frames)
+            jobs.cpu_s.append(time.thread_time() - began)
+            return found
+
+        LoopWorker.run = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        LoopWorker.run = self._run  # type: ignore[method-assign]
+
+    def late_ms(self, step_ms: np.ndarray) -> np.ndarray:
+        """How long the frame that applies a job would wait for it, were both threads alone."""
+        interval = LoopClosingConfig().interval
+        spans = [step_ms[first : first + interval - 1].sum() for first in self.started]
+        return np.maximum(0.0, 1e3 * np.array(self.cpu_s) - np.array(spans))
+
+
+def mapped(uri: str, out: Path, predictor: str, loops: str) -> tuple[np.ndarray, dict[int, int]]:
+    """CPU milliseconds of each step, and the frame with which each was corrected that was."""
+    settings = MapSettings(predictor=predictor, loops=loops)  # type: ignore[arg-type]
+    step_ms, corrected, began = [], {}, 0.0
+    with open_source(uri) as source, MappingRun(source, predictor_of(settings), out, settings) as run:
+        step = run.mapper.step
+
+        def timed(frame):  # type: ignore[no-untyped-def]
+            nonlocal began
+            began = time.thread_time()
+            update = step(frame)
+            step_ms.append(1e3 * (time.thread_time() - began))
+            return update
+
+        run.mapper.step = timed  # type: ignore[method-assign]
+        for update in run:
+            if update.corrections is not None:
+                corrected[update.frame] = len(update.corrections.frames)
+    return np.array(step_ms), corrected
+
+
+def ate(folder: Path, name: str) -> float:
+    with load_map(folder) as scene_map:
+        estimate = scene_map.odometry() if name == "odometry" else scene_map.trajectory(name)
+        truth = scene_map.true_trajectory()
+    assert truth is not None
+    center = truth.center[np.searchsorted(truth.frames, estimate.frames)]
+    aligned = umeyama(estimate.center, center).apply(estimate.center)
+    return float(np.sqrt(((aligned - center) ** 2).sum(1).mean()))
+
+
+def compare(uri: str, predictor: str, folder: Path) -> float:
+    off, on = folder / "off", folder / "on"
+    without, _ = mapped(uri, off, predictor, "off")
+    with Jobs() as jobs:
+        step_ms, corrected = mapped(uri, on, predictor, "online")
+    refined = refine_map(off)
+    with load_map(on) as scene_map:
+        loops = [loop for loop in scene_map.loops() if loop.accepted]
+    waits = [min((f for f in corrected if f > loop.query), default=loop.query) - loop.query for loop in loops]
+    late = jobs.late_ms(step_ms)
+    online, offline = ate(on, "online"), ate(off, "offline")
+    events = f"{refined['accepted']} of {refined['loop_events']}"
+    typical, plain = np.median(step_ms[_WARM:]), np.median(without[_WARM:])
+    print(
+        f"{uri} {predictor}: odometry {ate(off, 'odometry'):.3f} m, online {online:.3f} m "
+        f"({len(loops)} events), offline {offline:.3f} m ({events}), "
+        f"ratio {online / offline:.2f}; corrected after {np.max(waits, initial=0)} frames at most; "
+        f"step {typical:.1f} ms ({typical / plain:.2f} of without), worst {step_ms[_WARM:].max():.0f} ms "
+        f"({without[_WARM:].max():.0f} without); job {1e3 * np.mean(jobs.cpu_s):.0f} ms, worst "
+        f"{1e3 * np.max(jobs.cpu_s):.0f} ms, late {(late > 0).mean():.0%}, by {late.max():.0f} ms at most",
+        flush=True,
+    )
+    return online / offline
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(101, 111)))
+    parser.add_argument("--frames", type=int, default=1500)
+    parser.add_argument("--predictor", default="features")
+    parser.add_argument("--size", type=int, nargs=2, default=(320, 240))
+    parser.add_argument("--source", default=None, help="instead of worlds, such as kitti:ROOT/00")
+    arguments = parser.parse_args()
+    width, height = arguments.size
+    worlds = [
+        f"world:{seed}?motion=grid&frames={arguments.frames}&width={width}&height={height}"
+        for seed in arguments.seeds
+    ]
+    ratios = []
+    for uri in worlds if arguments.source is None else [arguments.source]:
+        with tempfile.TemporaryDirectory() as folder:
+            ratios.append(compare(uri, arguments.predictor, Path(folder)))
+    print(f"online over offline: median {np.median(ratios):.2f}, worst {np.max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main()
