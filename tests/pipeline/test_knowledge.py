@@ -220,6 +220,16 @@ def test_a_map_without_a_place_is_not_exported_to_globes(
     assert "--gnss" in capsys.readouterr().err
 
 
+def test_distances_that_contradict_one_another_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--distance", "3", "40", "10", "--distance", "3", "40", "30"]
+    assert main(["refine", str(folder), "--no-loops", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING: these contradict one another" in out
+    assert "distance 3 40, distance 3 40" in out
+
+
 @pytest.fixture(scope="module")
 def street(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("street") / "map"

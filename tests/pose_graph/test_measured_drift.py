@@ -7,7 +7,7 @@ import pytest
 
 from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.drift import WindowNoise
-from anchor3r.pose_graph.measured_drift import measure_drift, slow_error_modes
+from anchor3r.pose_graph.measured_drift import measure_drift, scale_drift_rate, slow_error_modes
 from anchor3r.pose_graph.placement import MeasuredDrift
 from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.pose_graph.priors import Positions
@@ -86,3 +86,20 @@ def test_modes_of_slow_noise_sum_up_to_its_covariance() -> None:
         expected = variance * np.exp(-apart / 30.0)
         np.testing.assert_allclose(found[:, axis, :, axis], expected, atol=0.3 * variance)
     np.testing.assert_allclose(found[:, 0, :, 1], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.004])
+def test_the_drift_of_scales_is_found_under_noise_that_neighbours_share(rate: float) -> None:
+    rng = np.random.default_rng(7)
+    found = []
+    for _ in range(20):
+        frames = np.arange(0, 1500, 5)
+        walk = np.cumsum(rng.normal(size=len(frames))) * rate * np.sqrt(5)
+        shared = np.convolve(rng.normal(size=len(frames) + 2), [0.5, 0.7, 0.5], "valid")
+        measured = walk + 0.01 * shared
+        measured[::10] += rng.normal(size=len(measured[::10]))  # wrong ones
+        estimate = scale_drift_rate(measured, frames)
+        assert estimate is not None
+        found.append(estimate)
+    assert 0.7 * rate < np.median(found) < 1.4 * rate
+    assert scale_drift_rate(measured[:10], frames[:10]) is None

@@ -70,6 +70,11 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
             f"{kind['kind']}: {kind['priors'] - kind['cut']} of {kind['priors']} priors fit the map, spread "
             f"{kind['spread']:.2f} times what was stated or assumed"
         )
+        if kind["contradicting"]:
+            lines.append(
+                f"WARNING: these contradict one another or the map, by {kind['spread']:.3g} times what they "
+                f"state: {', '.join(kind['contradicting'])}; check them, or state a larger spread"
+            )
     if "drift" in summary:
         drift = summary["drift"]
         lines.append(

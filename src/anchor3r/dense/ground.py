@@ -222,8 +222,9 @@ def _slopes(grey: Grey) -> tuple[Grey, Grey]:
 def _sampled(image: Grey, pixels: NDArray[np.float32]) -> Grey:
     """(k,) values at pixels (k, 2); NaN outside."""
     columns, rows = np.ascontiguousarray(pixels.T)[:, None]
-    outside = {"borderMode": cv2.BORDER_CONSTANT, "borderValue": np.nan}
-    found = cv2.remap(image, columns, rows, cv2.INTER_LINEAR, **outside)
+    found = cv2.remap(
+        image, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_CONSTANT, borderValue=np.nan
+    )
     return np.asarray(found[0], np.float32)
 
 

@@ -42,7 +42,8 @@ GreyReader = Callable[[int], Grey]
 """`blurred_grey` of a frame as an ideal camera sees it."""
 
 _EVERY = 5
-"""Anchors from one that is measured to the next: neighbours have their errors in common."""
+"""Anchors from one that is measured to the next, as neighbours have their errors in common; fewer in short
+drives."""
 _SAMPLES = 25
 """Windows that find the ground of a component together,"""
 _LEAST_SAMPLES = 8
@@ -229,8 +230,10 @@ def spread_of_heights(log_height: Float) -> float:
     variance = float(np.median(half[_LAGS // 2 :]))
     if variance <= 0:
         return max(mad_sigma(log_height, float(np.median(log_height))), 1e-4)
-    alike = 1 + 2 * float(np.maximum(0.0, 1 - half / variance).sum())
-    return float(np.sqrt(variance * alike))
+    correlation = 1 - half / variance
+    ends = np.flatnonzero(correlation <= 0)  # what comes after that is noise of the estimate
+    alike = correlation[: ends[0] if len(ends) else _LAGS].sum()
+    return float(np.sqrt(variance * (1 + 2 * alike)))
 
 
 def _windows_by_component(graph: MotionGraph, trajectory: Trajectory) -> list[list[GroundWindow]]:
@@ -245,7 +248,8 @@ def _windows_by_component(graph: MotionGraph, trajectory: Trajectory) -> list[li
     log_scale = trajectory.log_scale if trajectory.log_scale is not None else np.zeros(count)
     by_component: list[list[GroundWindow]] = []
     for label in np.unique(component[row]):
-        chosen = np.flatnonzero(component[row] == label)[::_EVERY]
+        own = np.flatnonzero(component[row] == label)
+        chosen = own[:: max(1, min(_EVERY, len(own) // _SAMPLES))]
         by_component.append(
             [
                 GroundWindow(

@@ -40,6 +40,8 @@ _LEAST_POSITIONS = 4
 """Three fix a similarity; with a fourth one can see that one is wrong."""
 _HIGHEST_M = 100.0
 """Of a camera that sees the ground it moves along."""
+_DOUBTED, _NAMED = 4.0, 3
+"""Times that errors are larger than priors of a kind state, from which on a warning names so many of them."""
 _LEAST_WAY = 3.0
 """How many standard deviations of a position the track has to be long."""
 
@@ -118,8 +120,11 @@ class MapKnowledge:
                 "priors": len(kind.rows),
                 "cut": int((~kept).sum()),
                 "spread": float(np.sqrt(factor)),
+                "contradicting": self._contradicting(index, placed),
             }
-            for kind, kept, factor in zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
+            for index, (kind, kept, factor) in enumerate(
+                zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
+            )
         ]
         summary: dict[str, Any] = {
             "units": "m",
@@ -137,6 +142,13 @@ class MapKnowledge:
                 "clock_offset_sigma_s": placed.clock_sigma_s,
             }
         return summary
+
+    def _contradicting(self, index: int, placed: Placed) -> list[str]:
+        """The worst of a kind whose priors do not fit within what they state; none where they do."""
+        if not self.known.kinds[index].is_spread_known or placed.variance_factor[index] < _DOUBTED**2:
+            return []
+        worst = np.argsort(-placed.chi_square_excess[index], kind="stable")[:_NAMED]
+        return [self.entries[index][k] for k in worst]
 
     def table(self, placed: Placed) -> list[dict[str, Any]]:
         """A row for each prior: what it is, its frames, whether it was kept, and its residual."""
