@@ -125,6 +125,7 @@ class CombinedPredictor(Predictor):
     """Streams frames through `features`, and through a network where that has no answer."""
 
     calibrates = True
+    relates_concurrently = True
 
     def __init__(
         self, features: FeaturesPredictor, network: NetworkPredictor, config: CombinedConfig | None = None
