@@ -10,6 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import SE3, Sim3, umeyama
 
+ONLY_TURNED = "the camera only turned: its rotations are known, but no depth, so that there are no points"
+_ONLY_ROUNDING = 1e-9
+"""Extent of a path, in the map's own unit, that rounding gives to a camera without translation."""
 MIN_ALIGNED_POSES = 3
 """Fewer do not fix an alignment with another trajectory."""
 
@@ -24,8 +27,9 @@ class FramePose:
     center: NDArray[np.float64]
     """(3,) in the world"""
     covariance: NDArray[np.float64] | None = None
-    """(6, 6) rotation (camera axes, rad²), centre (world axes, squared world lengths): of online poses relative
-    to the frame before, of refined ones to the trajectory as a whole; None where nothing is measured."""
+    """(6, 6) rotation (camera axes, rad²), centre (world axes, squared world lengths): of online poses
+    relative to the frame before, of refined ones to the trajectory as a whole; None where nothing is
+    measured."""
     component: int = 0
     """Poses of different components are not related by any measurement."""
     log_scale: float = 0.0
@@ -98,6 +102,10 @@ class Trajectory:
     def path_length(self) -> float:
         """Length of the way from pose to pose; a step from one component to another has none."""
         return float(distance_along(self.center, self.component)[-1]) if len(self) else 0.0
+
+    def only_turns(self) -> bool:
+        """Whether the camera has several poses and stays in one place, or in one place of each component."""
+        return len(self) > 1 and self.path_length() <= _ONLY_ROUNDING * len(self)
 
     def pose(self, k: int) -> FramePose:
         """The k-th pose by itself."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import cv2
@@ -22,14 +23,18 @@ import anchor3r
 from anchor3r.cli import main as cli
 from anchor3r.cli import progress as progress_module
 from anchor3r.cli.progress import progress
+from anchor3r.geometry import SE3
 from anchor3r.io import extras
 from anchor3r.pipeline import shortfall
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
+from anchor3r.report import picture
 from anchor3r.sources import open_source
+from anchor3r.sources.worlds import world_frame
 from anchor3r.store import load_map
-from anchor3r.trajectory import estimated_from_true_world
+from anchor3r.trajectory import ONLY_TURNED, estimated_from_true_world
+from anchor3r.worlds import make_world, sample_config
 
 ROOT = Path(__file__).parents[2]
 STREET = "world:5?motion=driving&width=320&height=240"
@@ -141,9 +146,45 @@ class TestFailure:
         assert summary["frames"] == summary["with_pose"] + missing
         assert summary["lost"] == missing
         code, out, _ = run("map", SMALL, "--out", tmp_path / "n", *EXACT, "--window", 2)
-        assert f"{missing} frames have no pose:" in out
+        assert f"without a pose: {missing} frame" in out
+        assert "1 frames" not in out
         first = summary["without_pose"][0]
         assert f"frame {first['first']}" in out or f"frames {first['first']}–{first['last']}" in out
+
+
+@pytest.fixture(scope="module")
+def turning(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    world = make_world(sample_config(43, frames=60, width=320, height=240, kind="room"))
+    poses = world.camera_from_world
+    place = np.broadcast_to(poses[0].center(), (60, 3))
+    world = replace(world, camera_from_world=SE3.from_center(poses.rotation, place))
+    images = [world_frame(world, frame).image for frame in range(60)]
+    return save_images(tmp_path_factory.mktemp("turn") / "images", images), world.intrinsics.fx
+
+
+class TestRotation:
+    """A camera that only turns has poses, a focal length, and a picture; depth it cannot have."""
+
+    @pytest.mark.parametrize("is_stated", [False, True])
+    def test_it_is_mapped_and_drawn(
+        self, tmp_path: Path, run: Run, turning: tuple[Path, float], is_stated: bool
+    ) -> None:
+        folder, focal_px = turning
+        camera = (f"--intrinsics={focal_px},{focal_px},159.5,119.5",) if is_stated else ()
+        code, out, _ = run("map", folder, "--out", tmp_path / "m", *camera, "--json")
+        summary = json.loads(out)
+        assert (code, summary["with_pose"], summary["only_turns"]) == (0, 60, True)
+        found = summary["camera"]
+        assert abs(found["focal_px"] - focal_px) < 2 * found["focal_sigma_px"] < 0.2 * focal_px
+        assert ONLY_TURNED in run("render", tmp_path / "m", "--out", tmp_path / "m.png")[1]
+        assert ONLY_TURNED in run("report", tmp_path / "m", "--out", tmp_path / "m.html")[1]
+        with load_map(tmp_path / "m") as scene_map:
+            (scene,) = picture.scenes_of(scene_map, "online")
+        for view in (picture.View.TOP, picture.View.PERSPECTIVE):
+            pane = picture._panel(scene, view, (400, 300)).camera
+            pixels, _ = pane.project(scene.cameras.reshape(-1, 3))
+            assert ((pixels >= 0) & (pixels < pane.size)).all(), "the cameras are in the picture"
+            assert np.ptp(pixels, axis=0).max() > 0.5 * max(pane.size), "and fill it"
 
 
 class TestFirstFrames:
@@ -364,6 +405,32 @@ class TestPhotographs:
         assert "looks like separate photographs" in err
         assert "taken before" in err
 
+    @pytest.mark.skipif(find_spec("pycolmap") is None, reason="pycolmap is not installed")
+    def test_photographs_in_order_are_mapped_although_no_video(self, tmp_path: Path, run: Run) -> None:
+        """Neighbours overlap, so that nothing shows at once what they are; but nothing can be followed."""
+        far_apart = list(range(0, 150, 12))
+        images = views("world:44?kind=open&width=480&height=360&frames=150", far_apart)
+        folder = save_images(tmp_path / "photos", images)
+        code, out, err = run("map", folder, "--out", tmp_path / "m", "--json")
+        assert "matched all with all" in err
+        assert "looks like separate photographs" not in err
+        summary = json.loads(out)
+        assert (code, summary["with_pose"], summary["components"]) == (0, 13, 1)
+        code, _, err = run("map", folder, "--out", tmp_path / "n", "--order", "stream")
+        assert code == 1
+        assert "--order none" in err
+
+    @pytest.mark.skipif(find_spec("pycolmap") is None, reason="pycolmap is not installed")
+    def test_photographs_of_nothing_in_common_are_refused(self, tmp_path: Path) -> None:
+        images = [views(f"world:{seed}?width=320&height=240&frames=1", [0])[0] for seed in range(300, 306)]
+        folder = save_images(tmp_path / "photos", images)
+        command = [sys.executable, "-m", "anchor3r", "map", str(folder), "--out", str(tmp_path / "m")]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        told = ended.stderr.splitlines()
+        assert ended.returncode == 1
+        assert all(line.startswith(("anchor3r: ", "matching: ")) for line in told), "in our words alone"
+        assert "could not be placed (no overlap)" in told[-1]
+
     def test_a_video_in_images_is_not_taken_for_photographs(self, tmp_path: Path, run: Run) -> None:
         images = views(f"{STREET}&frames=20", list(range(20)))
         code, _, err = run("map", save_images(tmp_path / "video", images), "--out", tmp_path / "m")
@@ -459,8 +526,8 @@ class TestWords:
 
     def test_why_a_predictor_was_chosen_is_told_only_if_wanted(self, tmp_path: Path, run: Run) -> None:
         arguments = ("map", f"{STREET}&frames=14", "--out", tmp_path / "m", "--overwrite")
-        assert "measured better" not in run(*arguments)[2]
-        assert "predictor features: it measured better" in run(*arguments, "--verbose")[2]
+        assert "predictor auto" not in run(*arguments)[2]
+        assert "predictor auto: features measures" in run(*arguments, "--verbose")[2]
 
     def test_no_stage_is_called_a_network_where_there_is_none(self, tmp_path: Path, run: Run) -> None:
         assert run("map", SMALL, "--out", tmp_path / "m", *TRUTH)[0] == 0

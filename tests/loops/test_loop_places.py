@@ -80,7 +80,7 @@ def test_a_keyframe_is_recognised_and_placed_from_elsewhere(room: list[PlaceKeyf
     assert np.degrees(rotation_angle(seen.pose.rotation @ PATH[6].rotation.T)) < 0.7
     assert len(seen.rows) >= 3
     assert np.all(seen.rows < VISIT)
-    assert seen.share > 0.3
+    assert seen.covered > 0.9
 
 
 def test_edges_say_how_both_lie_and_what_the_scale_is(room: list[PlaceKeyframe]) -> None:
@@ -132,11 +132,11 @@ def test_a_wall_that_fits_is_not_enough(room: list[PlaceKeyframe]) -> None:
     twin = replace(room[6], features=replace(alike, descriptor=descriptor))
     search, posed = search_of([*room[:6], twin, *room[7:]])
     assert search.look(posed, 6, 2) is None
-    lenient = PlaceConfig(min_share=0.0)
+    lenient = PlaceConfig(min_covered=0.0)
     search.config = lenient
     seen = search.look(posed, 6, 2)
     assert seen is not None
-    assert seen.share < PlaceConfig().min_share
+    assert seen.covered < PlaceConfig().min_covered
 
 
 def test_forgetting_every_second_keyframe(room: list[PlaceKeyframe]) -> None:
@@ -152,5 +152,5 @@ def test_forgetting_every_second_keyframe(room: list[PlaceKeyframe]) -> None:
 def test_a_config_without_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="counts"):
         PlaceConfig(candidates=0)
-    with pytest.raises(ValueError, match="min_share"):
-        PlaceConfig(min_share=2.0)
+    with pytest.raises(ValueError, match="min_covered"):
+        PlaceConfig(min_covered=2.0)

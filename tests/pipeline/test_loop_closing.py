@@ -223,7 +223,7 @@ def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
     assert content(parts) == content(whole)
     with load_map(whole) as scene_map, load_map(parts) as again:
         loops = scene_map.loops()
-        assert any(loop.accepted and "share" in loop.figures for loop in loops)
+        assert any(loop.accepted and "covered" in loop.figures for loop in loops)
         assert len(scene_map.place_frames()) >= 76
         for frame in scene_map.place_frames().tolist():
             assert frame % 5 == 0
@@ -239,7 +239,9 @@ def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
     # refine recognises the same places, by the features that are kept and those of the frames in between.
     assert cli.main(["refine", str(whole)]) == 0
     with load_map(whole) as scene_map:
-        assert {loop.query for loop in loops} & {l.query for l in scene_map.loops("offline") if l.accepted}
+        assert {loop.query for loop in loops} & {
+            loop.query for loop in scene_map.loops("offline") if loop.accepted
+        }
         about = scene_map.search_identity(scene_map.searches()[-1])
     assert about["descriptor"] == "places"
     assert error_m(whole, "offline") < error_m(whole, "odometry")

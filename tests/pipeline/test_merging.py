@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from anchor3r import load_map, map_source, open_source
 from anchor3r.cli.main import main
-from anchor3r.geometry import umeyama
+from anchor3r.geometry import SE3, umeyama
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.store import ONLINE, Map, MapWriter
 from anchor3r.trajectory import Trajectory
@@ -93,6 +93,32 @@ def test_two_maps_of_a_room_become_one(maps: dict[str, Path], merged: Path) -> N
         assert len(scene_map.place_frames()) == 5 + 5
         between = [loop for loop in scene_map.loops() if loop.query >= 1000 > loop.match]
         assert sum(loop.accepted for loop in between) >= 3
+
+
+def test_maps_in_scales_of_their_own_become_one(maps: dict[str, Path], tmp_path: Path) -> None:
+    with open_source(ROOM, start=35, stop=80, stride=2) as source:
+        frames = list(source)
+    grown = []
+    for frame in frames:
+        assert frame.camera_from_world is not None
+        assert frame.depth_m is not None
+        pose = frame.camera_from_world
+        pose = SE3(pose.rotation, 3.0 * np.asarray(pose.translation))
+        grown.append(replace(frame, camera_from_world=pose, depth_m=3 * frame.depth_m))
+    map_source(open_source(grown), tmp_path / "grown", MapSettings(predictor=EXACT))
+    # The map that is not joined lies between the two that are.
+    names = [str(folder) for folder in (maps["first"], maps["other"], tmp_path / "grown")]
+    assert main(["merge", *names, "--out", str(tmp_path / "m")]) == 0
+    with load_map(tmp_path / "m") as scene_map:
+        offline, truth = scene_map.trajectory("offline"), scene_map.true_trajectory()
+        assert truth is not None
+        part = scene_map.part_of(offline.frames)
+        center = np.where((part == 2)[:, None], truth.center / 3.0, truth.center)
+        joined = part != 1
+        error = umeyama(offline.center[joined], center[joined]).apply(offline.center[joined])
+        assert np.abs(error - center[joined]).max() < 0.05
+        assert offline.log_scale is not None
+        assert abs(np.median(offline.log_scale[part == 2]) + np.log(3.0)) < 0.05
 
 
 def test_what_reads_maps_reads_a_merged_one(merged: Path, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_what_the_photographs_say_of_the_focal_length_is_a_start(room: list[Fram
         summary = photos.map_photos(source, tmp_path / "map")
     assert summary["with_pose"] == 12
     assert summary["camera"]["focal_px"] == pytest.approx(FOCAL_PX, rel=0.02)
+    assert summary["camera"]["stated"]
 
 
 def test_two_scenes_are_two_components(room: list[Frame], tmp_path: Path) -> None:

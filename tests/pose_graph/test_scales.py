@@ -107,7 +107,7 @@ def test_nothing_to_compare() -> None:
 
 def test_trend_keeps_straight_lines() -> None:
     line = 0.01 * np.arange(1000) - 3
-    assert_allclose(steady_drift(line), line, atol=1e-9)
+    assert_allclose(steady_drift(line, np.zeros(len(line), np.int64)), line, atol=1e-9)
 
 
 def test_bad_config() -> None:

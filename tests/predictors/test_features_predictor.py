@@ -502,3 +502,34 @@ def test_a_turn_seen_with_an_unknown_camera_is_given_no_translation() -> None:
     windows = [predictor.step(replace(world_frame(still, k), intrinsics=None)) for k in range(30)]
     assert any(len(window.members) for window in windows)
     assert all((window.member_from_anchor_translation == 0).all() for window in windows)
+
+
+@pytest.mark.parametrize("error", [-0.1, 0.1])
+def test_a_first_pass_that_was_wrong_is_found_out(error: float) -> None:
+    """A camera three spreads off what windows say is no longer called determined, and moves towards them."""
+    with open_source("world:9?kind=room&motion=handheld&width=320&height=240&frames=60") as source:
+        frames = list(source)
+    true = frames[0].intrinsics
+    assert true is not None
+    found = (1 + error) * true.fx
+    predictor = FeaturesPredictor()
+    predictor.assume_camera({"focal_px": found, "focal_sigma_px": 0.03 * found})
+    for frame in frames:
+        predictor.step(replace(frame, intrinsics=None))
+    camera = predictor.estimated_camera()
+    assert camera is not None
+    off = abs(camera["focal_px"] - true.fx)
+    assert off < 0.5 * abs(found - true.fx)
+    assert off < 2 * camera["focal_sigma_px"]
+    assert not camera["determined"]
+
+
+def test_a_first_pass_that_was_right_stays(walk: list[Frame]) -> None:
+    predictor = FeaturesPredictor()
+    predictor.assume_camera({"focal_px": CAMERA.fx, "focal_sigma_px": 0.03 * CAMERA.fx})
+    for frame in walk:
+        predictor.step(replace(frame, intrinsics=None))
+    camera = predictor.estimated_camera()
+    assert camera is not None
+    assert camera["determined"]
+    assert camera["focal_px"] == pytest.approx(CAMERA.fx, rel=0.02)

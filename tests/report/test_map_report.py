@@ -95,7 +95,7 @@ def test_a_map_that_was_not_refined_says_so(
     tmp_path: Path, street_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["report", str(street_folder), "--out", str(tmp_path / "r.html")]) == 0
-    assert "1 warnings\n  the map was not refined" in capsys.readouterr().out
+    assert "1 warning\n  the map was not refined" in capsys.readouterr().out
 
 
 def test_bad_input_is_explained(
@@ -173,6 +173,19 @@ def test_lost_and_missing_frames_are_named(tmp_path: Path, street_folder: Path) 
     assert "1 frames of the source are not in the map" in text
     assert "mapping ended early: 10 of 20 frames" in text
     assert "7 of 10 sampled frames have no points: 4–10" in text
+
+
+def test_a_lost_frame_that_begins_a_component_is_not_missing(tmp_path: Path, street_folder: Path) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(street_folder, folder)
+    database = sqlite3.connect(folder / "map.sqlite")
+    with database:
+        database.execute("UPDATE frames SET status = 'lost', checksum = NULL WHERE frame IN (4, 5)")
+    database.close()
+    with load_map(folder) as made:
+        poses = made.trajectory()
+        text = warnings_with(made, poses.select(poses.frames != 4))
+    assert "1 frames were lost (no relation to earlier ones was found): 4" in text
 
 
 def test_weak_points_and_bad_edges_are_named(street: Map) -> None:

@@ -197,6 +197,15 @@ def test_unrelated_components_have_a_pane_each_and_are_named(
     assert "component 2 of 2, related to no other" in capsys.readouterr().out
 
 
+def test_a_title_leaves_room_for_the_legend_in_the_narrowest_pane() -> None:
+    title = "component 1 of 4, related to no other: 1600 poses, frames 4–25310"
+    assert picture._wrapped(title, 800).count("\n") <= 1
+    lines = picture._wrapped(title, 533).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) * picture._CHARACTER_WIDTH < 0.6 * 533
+    assert " ".join(lines) == title
+
+
 def test_a_single_pose_and_points_that_are_all_unsure_are_named(tmp_path: Path, street_folder: Path) -> None:
     folder = tmp_path / "single"
     shutil.copytree(street_folder, folder)

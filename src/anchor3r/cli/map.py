@@ -82,11 +82,27 @@ def map_source(
         print(f"predictor auto: {AUTO_REASON}", file=sys.stderr)
     with beside(out) if view else nullcontext():  # which shows the map on when this has told how it went
         with open_source(source, start=start, stop=stop, stride=stride, camera=stated) as frames:
-            if _are_unordered(frames, order, resume=resume):
-                summary = _map_photos(frames, out, settings, overwrite=overwrite)
-            else:
-                summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
+            summary = _mapped(frames, out, settings, order, rerun, resume=resume, overwrite=overwrite)
         return _finished(summary, out, settings.threads, dense=dense)
+
+
+def _mapped(
+    frames: Source,
+    out: Path,
+    settings: MapSettings,
+    order: str,
+    rerun: str | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+) -> dict[str, Any]:
+    """Maps the frames as a stream or as photographs, whichever they are; the summary."""
+    if _are_unordered(frames, order, resume=resume):
+        return _map_photos(frames, out, settings, overwrite=overwrite)
+    summary = _streamed(frames, out, settings, rerun, resume=resume, overwrite=overwrite)
+    if order == "auto" and _are_too_far_apart(frames, summary):
+        return _map_photos(frames, out, settings, overwrite=True)
+    return summary
 
 
 def _streamed(
@@ -148,6 +164,25 @@ def _are_unordered(source: Source, order: str, *, resume: bool) -> bool:
             file=sys.stderr,
         )
     return told is not None
+
+
+def _are_too_far_apart(source: Source, summary: dict[str, Any]) -> bool:
+    """Whether no pose was found because images that are in order are photographs all the same."""
+    from anchor3r.pipeline.photos import MAX_PHOTOS
+    from anchor3r.pipeline.shortfall import Cause
+    from anchor3r.sources.images import PhotoSequence
+
+    causes = {gap["cause"] for gap in summary["without_pose"]}
+    if summary["failure"] is None or Cause.NO_OVERLAP not in causes:
+        return False
+    if not isinstance(source, PhotoSequence) or len(source.wanted) > MAX_PHOTOS:
+        return False
+    print(
+        f"anchor3r: from one image of {source.uri} to the next too much changes to follow it as in a video: "
+        "they are matched all with all as photographs; if they are a video, say --order stream",
+        file=sys.stderr,
+    )
+    return True
 
 
 def _map_photos(source: Source, out: Path, settings: MapSettings, *, overwrite: bool) -> dict[str, Any]:
@@ -222,7 +257,8 @@ def _told_how_to_go_on(run: MappingRun) -> Iterator[None]:
 
 def _in_words(summary: dict[str, Any]) -> str:
     from anchor3r.export.cameras import camera_in_words
-    from anchor3r.pipeline.shortfall import Gap
+    from anchor3r.pipeline.shortfall import REMEDIES, Gap
+    from anchor3r.trajectory import ONLY_TURNED
 
     lines = [
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
@@ -239,12 +275,21 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["resumed_after"] is not None:
         lines.append(f"went on after frame {summary['resumed_after']}")
     if summary["skipped"]:
-        lines.append(f"{summary['skipped']} frames could not be decoded and were skipped")
+        lines.append(f"skipped, as it could not be decoded: {_counted(summary['skipped'])}")
     if summary["components"] > 1:
         lines.append(f"tracking broke: {summary['components']} components, which no measurement relates")
+    if summary["only_turns"]:
+        lines.append(ONLY_TURNED)
     if gaps := summary["without_pose"]:
-        lines.append(f"{sum(gap['num_frames'] for gap in gaps)} frames have no pose:")
+        lines.append(f"without a pose: {_counted(sum(gap['num_frames'] for gap in gaps))}")
         lines += [f"  {Gap(**gap).in_words()}" for gap in gaps[:_TOLD_GAPS]]
     if len(gaps) > _TOLD_GAPS:
         lines.append(f"  and {len(gaps) - _TOLD_GAPS} further parts; --json lists them all")
+    if gaps:
+        longest = max(gaps, key=lambda gap: int(gap["num_frames"]))
+        lines.append(f"  {longest['cause']}: {REMEDIES[longest['cause']]}")
     return "\n".join(lines)
+
+
+def _counted(num_frames: int) -> str:
+    return "1 frame" if num_frames == 1 else f"{num_frames} frames"

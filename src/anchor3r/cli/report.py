@@ -28,7 +28,8 @@ def report(
     from anchor3r.report.map_outputs import report_map
 
     warnings = report_map(folder, out, poses)
-    print(f"{out}: a page about {folder}, {len(warnings)} warnings")
+    counted = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+    print(f"{out}: a page about {folder}, {counted}")
     for warning in warnings:
         print(f"  {warning}")
     return {"map": folder, "out": out, "warnings": warnings}

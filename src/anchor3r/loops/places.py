@@ -45,9 +45,14 @@ class PlaceConfig:
     """Places compared for one keyframe are at least so many keyframes apart."""
     edge_inliers: int = 8
     """Distinct features that a pose must rest on to become an edge."""
-    min_share: float = 0.2
-    """Part of the features that should be seen again which is: from one lane of a street, three tenths and
-    more; of another house that was built and painted alike, a tenth."""
+    min_covered: float = 0.7
+    """Of the features that should be seen again this part must lie in cells of the image where some are. Of
+    another house that was built and painted alike it was up to 0.57 in a world of such (grid 201); of the
+    same place 0.7 and more, unless it was seen from as far beside as it was away."""
+    cells: int = 4
+    """Cells along each side of the image."""
+    cell_share: float = 0.05
+    """Part of a cell's features that has to be seen again."""
     same_size: float = 1.5
     """Features that would be seen larger or smaller by more than this factor need not be seen again."""
     features_alike: float = 4.0
@@ -64,8 +69,10 @@ class PlaceConfig:
     def __post_init__(self) -> None:
         if min(self.candidates, self.apart, self.edge_inliers) < 1 or self.around < 0:
             raise ValueError(f"counts are at least 1, around not negative: {self}")
-        if not (0 <= self.min_share <= 1 and min(self.same_size, self.features_alike) >= 1):
-            raise ValueError(f"min_share is a part, same_size and features_alike are at least 1: {self}")
+        if not (0 <= self.min_covered <= 1 and 0 <= self.cell_share <= 1 and self.cells >= 1):
+            raise ValueError(f"min_covered and cell_share are parts, cells at least 1: {self}")
+        if min(self.same_size, self.features_alike) < 1:
+            raise ValueError(f"same_size and features_alike are at least 1: {self}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +95,8 @@ class Seen:
     """Distinct features that fit."""
     log10_chance: float
     """Logarithm of the expected number of poses that as many random matches would fit as well."""
-    share: float
-    """Part of the features that should be seen again which is."""
+    covered: float
+    """Part of the features that should be seen again which lies where some of them are."""
     distance: float
     """Median distance of what was matched, from the keyframe."""
 
@@ -153,8 +160,8 @@ class PlaceSearch:
         judged = judge_pose(pool, pose, sigma, area, config.pose, self.config.candidates)
         if judged is None or not self._is_certain(pool, judged):
             return None
-        share = self._share_seen(posed, camera, pool, judged)
-        if share < self.config.min_share:
+        covered = self._covered(posed, camera, pool, judged)
+        if covered < self.config.min_covered:
             return None
         votes = self._votes(pool, judged, sigma, area)
         if not votes:
@@ -171,7 +178,7 @@ class PlaceSearch:
             self._log_scale(place, pool, judged),
             judged.num_inliers,
             judged.log10_chance,
-            share,
+            covered,
             float(np.median(distance)),
         )
 
@@ -213,26 +220,36 @@ class PlaceSearch:
         sigma = float(np.sqrt(np.linalg.eigvalsh(judged.covariance[3:, 3:])[-1]))
         return sigma <= config.largest_sigma * float(np.median(distance))
 
-    def _share_seen(self, posed: PosedKeyframes, camera: Pinhole, pool: Matches, judged: CameraPose) -> float:
-        """Part of the features of the keyframes that agree which should be seen again, and are."""
+    def _covered(self, posed: PosedKeyframes, camera: Pinhole, pool: Matches, judged: CameraPose) -> float:
+        """Part of the features that should be seen, of keyframes that agree, which lies where some are."""
         rows, counts = np.unique(pool.keyframe[judged.inlier], return_counts=True)
-        expected = 0
-        for row in rows[counts >= self.config.localiser.min_inliers].tolist():
-            place = self._place(int(posed.frames[row]))
-            known = np.flatnonzero(place.depth_sigma < self.config.localiser.pose.largest_depth_sigma)
-            own = posed.camera.resized(place.width, place.height)
-            flat = rays_of(place.features.pixel[known], own, posed.lens)
-            depth = posed.scale[row] * place.depth[known].astype(np.float64)
-            ray = np.concatenate([flat, np.ones((len(flat), 1))], 1)
-            seen_from = judged.camera_from_world @ posed.camera_from_world[row].inverse()
-            point = np.asarray(seen_from.apply(depth[:, None] * ray), np.float64)
-            ahead = point[:, 2] > 1e-9
-            pixel = point[ahead, :2] / point[ahead, 2:] * [camera.fx, camera.fy] + [camera.cx, camera.cy]
-            inside = ((pixel > 0) & (pixel < [camera.width, camera.height])).all(1)
-            size = np.abs(np.log(point[ahead, 2] / depth[ahead]))
-            expected += int((inside & (size < math.log(self.config.same_size))).sum())
-        found = counts[counts >= self.config.localiser.min_inliers].sum()
-        return float(found) / expected if expected else 0.0
+        agreeing = rows[counts >= self.config.localiser.min_inliers].tolist()
+        pixels = [self._should_be_at(posed, camera, row, judged.camera_from_world) for row in agreeing]
+        expected = self._per_cell(camera, np.concatenate(pixels))
+        found = self._per_cell(camera, _pixels(camera, pool.query[judged.inlier]))
+        is_seen = found >= np.maximum(1, self.config.cell_share * expected)
+        return float(expected[is_seen].sum() / max(expected.sum(), 1))
+
+    def _should_be_at(self, posed: PosedKeyframes, camera: Pinhole, row: int, pose: SE3) -> Float:
+        """(f, 2) pixels of a camera at which features of a keyframe should be seen, at about their size."""
+        place = self._place(int(posed.frames[row]))
+        known = np.flatnonzero(place.depth_sigma < self.config.localiser.pose.largest_depth_sigma)
+        own = posed.camera.resized(place.width, place.height)
+        flat = rays_of(place.features.pixel[known], own, posed.lens)
+        depth = posed.scale[row] * place.depth[known].astype(np.float64)
+        ray = np.concatenate([flat, np.ones((len(flat), 1))], 1)
+        point = np.asarray((pose @ posed.camera_from_world[row].inverse()).apply(depth[:, None] * ray))
+        limit = math.log(self.config.same_size)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            is_alike = np.abs(np.log(point[:, 2] / depth)) < limit
+        pixel = _pixels(camera, point[is_alike, :2] / point[is_alike, 2:])
+        return pixel[((pixel >= 0) & (pixel < [camera.width, camera.height])).all(1)]
+
+    def _per_cell(self, camera: Pinhole, pixel: Float) -> Int:
+        """How many of the pixels (f, 2) lie in each cell."""
+        count = self.config.cells
+        cell = np.floor(pixel / [camera.width, camera.height] * count).astype(np.int64).clip(0, count - 1)
+        return np.bincount(cell[:, 1] * count + cell[:, 0], minlength=count**2)
 
     def _votes(
         self, pool: Matches, joint: CameraPose, sigma: float, area: float
@@ -269,6 +286,11 @@ class PlaceSearch:
             self._places.popitem(last=False)
 
 
+def _pixels(camera: Pinhole, ray: Float) -> Float:
+    """Pixels of x/z, y/z (f, 2), without lens."""
+    return np.asarray(ray * [camera.fx, camera.fy] + [camera.cx, camera.cy], np.float64)
+
+
 def place_event(
     search: PlaceSearch, posed: PosedKeyframes, query: int, match: int, *, is_free: bool
 ) -> tuple[Loop, list[Edges]] | None:
@@ -287,7 +309,7 @@ def place_event(
     agree = angle_deg <= config.max_angle_deg and apart <= config.max_apart * forward.distance
     figures = {
         "inliers": float(min(forward.num_inliers, backward.num_inliers)),
-        "share": min(forward.share, backward.share),
+        "covered": min(forward.covered, backward.covered),
         "directions_deg": angle_deg,
         "directions_distance": apart,
     }

@@ -140,11 +140,12 @@ class Reinsertion:
 
     def _look(self, anchor: int, place: int) -> _Direction | None:
         """The window of `place` with `anchor` as its transient anchor."""
-        members = neighbourhood(self._known, place, self._predictor.window - 1)
+        members = self._members_around(place)
         frames = [self._read_frame(int(frame)) for frame in members]
         poses = self._online.camera_from_world[np.searchsorted(self._online.frames, members)]
         prediction = self._predictor.relate_posed(frames, poses, self._read_frame(anchor))
         edges = loop_edges(prediction, self._log_scale_of(prediction))
+        edges = edges.select(np.isin(edges.frame_i, self._known.frames))
         if prediction.status is not WindowStatus.OK or not len(edges):
             return None
         known = self._online.select(np.searchsorted(self._online.frames, edges.frame_i))
@@ -160,6 +161,23 @@ class Reinsertion:
             float(np.sqrt(np.trace(found.covariance[3:, 3:]) / 3)),
             float(np.median(length) + np.median(spread)),
         )
+
+    def _members_around(self, place: int) -> NDArray[np.int64]:
+        """The window of a place: members around it, and in their middle the frame itself.
+
+        It was looked at as an anchor already, or will be. If it is no member elsewhere, it has no edge.
+        """
+        count = self._predictor.window - 1
+        if count < 2 or place in self._known.frames:
+            return neighbourhood(self._known, place, count)
+        around = neighbourhood(self._known, place, count - 1)
+        return np.sort(np.append(around, place)) if self._is_one_component(around, place) else around
+
+    def _is_one_component(self, members: NDArray[np.int64], place: int) -> bool:
+        if self._online.component is None:
+            return True
+        rows = np.searchsorted(self._online.frames, np.append(members, place))
+        return len(np.unique(self._online.component[rows])) == 1
 
     def _log_scale_of(self, prediction: WindowPrediction) -> Estimate:
         """Log of the new window's scale over that of the anchor's window in the map.

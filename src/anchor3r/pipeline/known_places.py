@@ -13,7 +13,13 @@ from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import ONLINE, Loop, Map, MapWriter
-from anchor3r.store.localising import describe_frame, map_keyframes, place_frames_of, places_identity
+from anchor3r.store.localising import (
+    KEYFRAME_INTERVAL,
+    describe_frame,
+    map_keyframes,
+    place_frames_of,
+    places_identity,
+)
 
 Progress = Callable[[str, int, int], None]
 """Told of a stage, what of it is done and how much there is."""
@@ -42,9 +48,14 @@ def known_places(
     scene_map: Map,
     retrieval: RetrievalConfig,
     config: PlaceConfig,
+    interval: int,
     progress: Progress,
 ) -> Iterator[tuple[Loop, list[Edges]]]:
-    """For every keyframe the events with up to `top_k` places that it recognises; features must be kept."""
+    """For every keyframe the events with up to `top_k` places that it recognises; features must be kept.
+
+    interval: frames between keyframes that are looked for; they are looked for among all.
+    """
+    every = max(1, interval // KEYFRAME_INTERVAL)
     is_free = bool(scene_map.parts() or np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
     online = scene_map.trajectory()
@@ -60,6 +71,8 @@ def known_places(
             progress("loops", row, len(posed.frames))
             place = scene_map.place(int(posed.frames[row]))
             search.add(place)
+            if row % every:
+                continue
             matches = search.candidates(place, allowed).tolist()
             events = (place_event(search, posed, row, match, is_free=is_free) for match in matches)
             yield from islice((event for event in events if event is not None), retrieval.top_k)

@@ -264,6 +264,7 @@ class MappingRun:
         seconds = self._ended - self._started
         with load_map(self.store.folder) as scene_map:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
+            only_turns = scene_map.trajectory().only_turns()
             answers = scene_map.answers()
         return {
             "map": str(self.store.folder),
@@ -274,6 +275,7 @@ class MappingRun:
             "answers": answers,
             "without_pose": [asdict(gap) for gap in gaps],
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
+            "only_turns": only_turns,
             "camera": meta.get("camera"),
             "skipped": self.source.skipped,
             "seconds": round(seconds, 3),

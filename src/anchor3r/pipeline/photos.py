@@ -36,6 +36,8 @@ MAX_PHOTOS = 400
 _MAX_SIDE = 1600
 """Larger photographs are matched at this size: more pixels cost time and find few more points."""
 _MAX_FEATURES = 4096
+_MATCHING_PARTS = 20
+"""Between which it is told how far matching has come; each reads the features of most photographs again."""
 _MIN_PHOTOS = 3
 _GRID_SIDE = 128
 """Longer side of the point maps, each of whose cells keeps one point."""
@@ -55,6 +57,8 @@ class SolvedPhotos:
 
     camera: StatedCamera
     """Of all photographs, in pixels of the source's images"""
+    was_stated: bool
+    """whether the photographs or the user said something of it"""
     frames: NDArray[np.int64]
     """(n,) those that have a pose, ascending"""
     model: NDArray[np.int64]
@@ -97,7 +101,8 @@ def map_photos(
 def solve_photos(source: Source, settings: MapSettings, progress: Progress) -> SolvedPhotos:
     """Poses, points and the camera of photographs, by COLMAP."""
     colmap = export_library("pycolmap")
-    colmap.logging.minloglevel = colmap.logging.ERROR.value
+    # What it calls an error, such as photographs that do not overlap, is told in our words below.
+    colmap.logging.minloglevel = colmap.logging.FATAL.value
     colmap.set_random_seed(settings.seed)
     threads = chosen_threads(settings.threads, gains=True)
     with tempfile.TemporaryDirectory(prefix="anchor3r-photos-") as scratch:
@@ -105,17 +110,14 @@ def solve_photos(source: Source, settings: MapSettings, progress: Progress) -> S
         images.mkdir()
         first, scale = _write_images(source, images, progress)
         _extract(colmap, database, images, first, scale, threads)
-        progress("matching", 0, 1)
-        matching = colmap.FeatureMatchingOptions()
-        matching.use_gpu, matching.num_threads = False, threads
-        colmap.match_exhaustive(database, matching_options=matching)
+        _match(colmap, database, images, threads, progress)
         models = _reconstructed(colmap, database, images, first.intrinsics, settings.seed, threads, progress)
     if not models:
         raise Anchor3RError(
             f"the photographs of {source.uri} could not be placed (no overlap): do they show one scene from "
             "several places, sharp and sharing much of what they see?"
         )
-    return _solved(models, scale)
+    return _solved(models, scale, was_stated=first.intrinsics is not None)
 
 
 def _write_images(source: Source, folder: Path, progress: Progress) -> tuple[Frame, float]:
@@ -150,6 +152,23 @@ def _extract(colmap: Any, database: Path, images: Path, first: Frame, scale: flo
         database, images, camera_mode=colmap.CameraMode.SINGLE, reader_options=reader,
         extraction_options=extraction,
     )  # fmt: skip
+
+
+def _match(colmap: Any, database: Path, images: Path, threads: int, progress: Progress) -> None:
+    """Matches all with all, in parts, so that it can be told how far this has come."""
+    matching, pairing = colmap.FeatureMatchingOptions(), colmap.ImportedPairingOptions()
+    matching.use_gpu, matching.num_threads = False, threads
+    pairing.match_list_path = database.with_name("pairs.txt")
+    names = sorted(path.name for path in images.iterdir())
+    part, wanted = [], len(names) * (len(names) - 1) / 2 / _MATCHING_PARTS
+    progress("matching", 0, len(names))
+    for done, first in enumerate(names, 1):
+        part += [f"{first} {second}" for second in names[done:]]
+        if part and (len(part) >= wanted or done >= len(names) - 1):
+            pairing.match_list_path.write_text("\n".join(part) + "\n")
+            colmap.match_image_pairs(database, matching, pairing)
+            progress("matching", done, len(names))
+            part = []
 
 
 def _reconstructed(
@@ -213,7 +232,7 @@ def _adjust(colmap: Any, model: Any, options: Any) -> None:
     colmap.create_default_bundle_adjuster(options, config, model).solve()
 
 
-def _solved(models: list[Any], scale: float) -> SolvedPhotos:
+def _solved(models: list[Any], scale: float, *, was_stated: bool) -> SolvedPhotos:
     focal, cx, cy, k1 = map(float, next(iter(models[0].cameras.values())).params)
     stated = StatedCamera(
         intrinsics=(focal / scale, focal / scale, cx / scale - 0.5, cy / scale - 0.5), distortion=(k1,)
@@ -233,7 +252,7 @@ def _solved(models: list[Any], scale: float) -> SolvedPhotos:
     frames = sorted(placed)
     matrices = np.array([placed[frame][1] for frame in frames]).reshape(-1, 3, 4)
     return SolvedPhotos(
-        camera=stated, points=points, frames=np.array(frames, np.int64),
+        camera=stated, was_stated=was_stated, points=points, frames=np.array(frames, np.int64),
         model=np.array([placed[frame][0] for frame in frames], np.int64),
         camera_from_world=SE3(matrices[..., :3], matrices[..., 3]),
     )  # fmt: skip
@@ -269,8 +288,8 @@ class _PlacedPhotos(ImportedPoses):
     def estimated_camera(self) -> dict[str, float | bool]:
         camera = self._solved.camera
         return {
-            "stated": False, "focal_px": camera.intrinsics[0], "determined": True, "k1": camera.distortion[0],
-            "focal_sigma_px": FeaturesConfig.focal_bias * camera.intrinsics[0],
+            "stated": self._solved.was_stated, "focal_px": camera.intrinsics[0], "determined": True,
+            "k1": camera.distortion[0], "focal_sigma_px": FeaturesConfig.focal_bias * camera.intrinsics[0],
         }  # fmt: skip
 
     def step(self, frame: Frame) -> WindowPrediction:

@@ -258,7 +258,7 @@ class _LoopSearch:
                 predictor.hold_camera(camera)
         recognised = self._recognised()
         if self._descriptor == PLACES:
-            pairs = [(*pair, event[0].figures["share"]) for pair, event in recognised.items()]
+            pairs = [(*pair, event[0].figures["covered"]) for pair, event in recognised.items()]
         else:
             pairs = self._alike(predictor)
         self._take_over_merged(search)
@@ -312,7 +312,7 @@ class _LoopSearch:
         with self._clock.stage("describing"):
             keep_features(self._map, self._writer, self._read_frame, self._progress)
         with self._clock.stage("retrieval"):
-            events = known_places(self._map, self._retrieval, self._places, self._progress)
+            events = known_places(self._map, self._retrieval, self._places, self._interval, self._progress)
             return {(loop.query, loop.match): (loop, groups) for loop, groups in events}
 
     def _alike(self, predictor: Predictor) -> list[tuple[int, int, float]]:

@@ -77,7 +77,7 @@ class RefineSettings:
     """One scale for the whole map, or one for each window; free if not given and the predictor measured how
     its scale changes."""
     keyframe_interval: int = 5
-    """Compare one frame out of so many with earlier places."""
+    """Compare one frame out of so many with earlier places; by places, one out of five or a multiple."""
     top_k: int = RetrievalConfig.top_k
     """Earlier places to try for a keyframe."""
     descriptor: str | None = None

@@ -70,7 +70,7 @@ REMEDIES = {
     Cause.NO_TEXTURE: "the images have hardly a corner to follow: are they dark, blurred or blank?",
     Cause.NO_MOTION: "the camera stands still: move it, or take a part in which it moves (--start, --stop)",
     Cause.NO_OVERLAP: "neighbouring images do not show the same things: film slower or take a smaller "
-    "--stride; for photographs in no order use a photogrammetry program such as COLMAP",
+    "--stride; photographs are matched all with all by --order none",
     Cause.NO_PARALLAX: "the images move, but nothing tells near from far: does the camera only turn, or look "
     "at something flat or far away? Move it sideways; if the lens is unusual, state it (--intrinsics, --fov)",
     Cause.LOST: "the images move and overlap, but no relation to earlier ones was found: are there blur, "

@@ -1,8 +1,8 @@
 """An inverted index of visual words: which keyframes show what an image shows, by words and signatures.
 
-Postings lie in segments of keyframes, sorted by word; the newest keyframes wait unsorted. Segments of one size
-become one of the next size, as in a log-structured merge tree: what a word has then lies together, and adding
-a keyframe stays cheap however long the map is.
+Postings lie in segments of keyframes, sorted by word; the newest keyframes wait unsorted. Segments of one
+size become one of the next size, as in a log-structured merge tree: what a word has then lies together, and
+adding a keyframe stays cheap however long the map is.
 
 Shapes: n features, k keyframes.
 """
@@ -62,7 +62,7 @@ class PlaceIndex:
     def __init__(self, num_words: int, config: IndexConfig = _DEFAULT) -> None:
         self._num_words, self._config = num_words, config
         self._segments: list[tuple[int, _Segment]] = []
-        """Number of keyframes and postings, in the order of keyframes: sizes never grow from one to the next."""
+        """Number of keyframes and postings, in their order: sizes never grow from one to the next."""
         self._fresh: list[tuple[NDArray[np.int32], NDArray[np.uint64]]] = []
         self._fresh_segment: _Segment | None = None
         """The waiting keyframes, sorted when they are first asked for."""
@@ -162,7 +162,7 @@ def _append(
     start: NDArray[np.int32], keyframe: NDArray[np.uint16], signature: NDArray[np.uint64], first: int,
     filled: NDArray[np.int32], all_keyframes: NDArray[np.uint16], all_signatures: NDArray[np.uint64],
 ) -> None:  # fmt: skip
-    """Puts the postings of a segment, whose keyframes begin at `first`, behind those that are there already."""
+    """Puts the postings of a segment, whose keyframes begin at `first`, behind those already there."""
     for word in range(len(filled)):
         for p in range(start[word], start[word + 1]):
             at = filled[word]

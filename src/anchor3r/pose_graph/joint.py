@@ -23,6 +23,7 @@ from anchor3r.pose_graph.averaging.scales import (
     expected_walk,
     in_one_scale,
     joined,
+    tracks_of,
     walk_ties,
 )
 from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation
@@ -271,7 +272,8 @@ def _averaged_scales(
     if config.scale == "fixed":
         return np.zeros(len(topology.frames)), NO_TIES
     log_scale, report = average_scales(MotionGraph(edges), config.scales)
-    walk = walk_ties(topology, expected_walk(log_scale, report))
+    track = tracks_of(edges, topology)
+    walk = walk_ties(topology, track, expected_walk(log_scale, track, report))
     return log_scale, joined(carried_ties(edges, topology), walk)
 
 

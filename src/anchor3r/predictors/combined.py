@@ -1,11 +1,11 @@
 """Two predictors on one stream: classical geometry answers, and where it is weak, the network helps.
 
 `features` takes every frame. While it has no map that the frame was found in, the network streams along and
-answers; while it has one of few points, whoever states the smaller spread does; and while it is only not sure
-of its scale, the network tells that. Where neither is needed the network rests. When it is called, it first
-goes through the last frames again, which are remembered as small as it sees them: so it never costs more than
-a stream of its own. It has an answer to any two images, so its windows are compared with the images before
-they are believed.
+answers; while it has one of few points or is unsure of its scale, whoever states the smaller spread does, and
+the network tells the scale. Where neither is needed the network rests. When it is called, it first goes
+through the last frames again, which are remembered as small as it sees them: so it never costs more than a
+stream of its own. It has an answer to any two images, so its windows are compared with the images before they
+are believed.
 
 All windows come in one scale, that of the first. How the scales of both predictors lie to it is a state of
 two numbers, which a Kalman filter keeps: that of `features` wanders by what its keyframes state, that of the
@@ -59,11 +59,11 @@ class CombinedConfig:
     asked: it wanders by as much itself."""
     few_points: int = 60
     """With fewer followed points than this whose depth is trusted, the network is asked, too."""
-    few_points_sigma: float = 0.1
-    """Least spread of the scale of a keyframe of `features` with so few points and a pose less sure than that
-    of the network: new depths rest on theirs."""
-    scale_inflation: float = 3.0
-    """Spread of the scale of `features` over what it states: tracks err as a whole."""
+    unsure_scale_sigma: float = 0.1
+    """Least spread of the scale of a keyframe of `features` whose pose is less sure than that of the network:
+    new depths rest on it."""
+    inflation: float = 3.0
+    """Spread of what `features` measures over what it states: tracks err as a whole."""
     network_walk: float = 0.03
     """Standard deviation by which the logarithm of the network's scale wanders from frame to frame."""
     compared_sigma: float = 0.1
@@ -221,8 +221,12 @@ class CombinedPredictor(Predictor):
         return self._features.num_trusted_points < self._config.few_points
 
     def _is_surer(self, window: WindowPrediction, measured: WindowPrediction) -> bool:
-        """Whether the network knows its newest edge better than `features`, which has few points, its own."""
-        return self._has_few_points() and spread(window) < spread(measured)
+        """Whether the network knows its newest edge better than `features` its own.
+
+        The spreads of a young map are those of a start, and no doubt, unless it has few points.
+        """
+        can_tell = self._features.tells_scale or self._has_few_points()
+        return can_tell and spread(window) < self._config.inflation * spread(measured)
 
     def _by_features(self, measured: WindowPrediction, window: WindowPrediction | None) -> WindowPrediction:
         """The window of `features` in the stream's scale, which that of the network helps to tell."""
@@ -242,9 +246,9 @@ class CombinedPredictor(Predictor):
     def _filtered_scale(self, measured: WindowPrediction, window: WindowPrediction, sigma: float) -> float:
         """Compares the scales at a keyframe of `features`, which states a spread; what it is after that."""
         scales = self._state.scales
-        told = self._config.scale_inflation * sigma if self._features.tells_scale else 0.0
+        told = self._config.inflation * sigma if self._features.tells_scale else 0.0
         if self._is_surer(window, measured):
-            told = max(told, self._config.few_points_sigma)
+            told = max(told, self._config.unsure_scale_sigma)
         scales.walk(_FEATURES, told)
         scales.measure(self._compared(Depths.of(measured), window))
         return max(sigma, min(told, math.sqrt(scales.covariance[_FEATURES, _FEATURES])))

@@ -12,7 +12,7 @@ from anchor3r.geometry import rotation_angle
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.store import FrameTable, Map
-from anchor3r.trajectory import Trajectory
+from anchor3r.trajectory import ONLY_TURNED, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def warnings_of(
     return [
         *_missing_frames(scene_map, scene_map.frames(), trajectory),
         *_jumps(trajectory, scene_map.part_of(trajectory.frames), config),
-        *_weak_points(survey, config),
+        *([ONLY_TURNED] if trajectory.only_turns() else _weak_points(survey, config)),
         *_bad_edges(residuals, config),
         *_open_loops(residuals, config),
         *_loops(scene_map),
@@ -118,10 +118,11 @@ def warnings_of(
 
 
 def _missing_frames(scene_map: Map, table: FrameTable, trajectory: Trajectory) -> Iterator[str]:
-    lost = table.index[table.status == WindowStatus.LOST.value]
+    placed = np.isin(table.index, trajectory.frames)
+    # A frame that was lost has a pose nevertheless if it came to be the first one of a new component.
+    lost = table.index[~placed & (table.status == WindowStatus.LOST.value)]
     if len(lost):
         yield f"{len(lost)} frames were lost (no relation to earlier ones was found): {ranges(lost)}"
-    placed = np.isin(table.index, trajectory.frames)
     unplaced = table.index[~placed & (table.status != WindowStatus.LOST.value)]
     if len(unplaced):
         yield f"{len(unplaced)} other frames have no pose: {ranges(unplaced)}"

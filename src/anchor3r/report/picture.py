@@ -6,6 +6,7 @@ Parts of a map that no measurement relates have a pane each.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,7 +23,7 @@ from anchor3r.io.files import replacing
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import LIKELY, Map
 from anchor3r.store.fused import FusedSurface, fused_surface
-from anchor3r.trajectory import Trajectory, estimated_from_true_world
+from anchor3r.trajectory import ONLY_TURNED, Trajectory, estimated_from_true_world
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +45,8 @@ _HALF_ANGLE_DEG = 20.0
 """Of a view in perspective, across the longer side of the picture."""
 _FITTED_POINTS = 20_000
 """Points that a picture is framed by, evenly chosen from more."""
+_TITLE_WIDTH, _CHARACTER_WIDTH = 0.6, 7.6
+"""Part of a pane that a title may take, and the width of one of its characters in pixels."""
 _MARGIN = 0.06
 """Part of the picture that is left free around what is shown."""
 _COVERED = 0.35
@@ -115,7 +118,8 @@ def _scene(
         remarks.append("a single pose: the camera has no path")
     if not len(points):
         hidden = f"none of its {num_hidden:,} points has a confidence of {min_confidence:g}"
-        remarks.append(hidden if num_hidden else "the map has no points here")
+        nothing = ONLY_TURNED if poses.only_turns() else "the map has no points here"
+        remarks.append(hidden if num_hidden else nothing)
     paths = {name: _pieces(scene_map, poses)}
     for other in scene_map.trajectory_names():
         if other != name:
@@ -274,8 +278,8 @@ def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, 
             _scale_bar(ax, panel.camera, scene.metres_per_unit)
         if row == 0:
             ax.text(
-                0.985, 0.98, scene.title, color=_INK, fontsize=10, ha="right", va="top",
-                transform=ax.transAxes, zorder=6,
+                0.985, 0.98, _wrapped(scene.title, pane_size[0]), color=_INK, fontsize=10, ha="right",
+                va="top", transform=ax.transAxes, zorder=6,
             )  # fmt: skip
     _legend(figure.axes[0])
     for k in range(1, num_columns):
@@ -287,9 +291,16 @@ def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, 
     return out.getvalue()
 
 
+def _wrapped(title: str, pane_width: int) -> str:
+    """In lines that leave room for the legend beside them."""
+    longest = max(20, int(_TITLE_WIDTH * pane_width / _CHARACTER_WIDTH))
+    return "\n".join(part for line in title.splitlines() for part in textwrap.wrap(line, longest))
+
+
 def _panel(scene: PictureScene, view: View, size: tuple[int, int]) -> _Panel:
     width, height = size[0] * _SUPERSAMPLING, size[1] * _SUPERSAMPLING
-    path = np.concatenate([piece for pieces in scene.paths.values() for piece in pieces])
+    pieces = [piece for pieces in scene.paths.values() for piece in pieces]
+    path = np.concatenate([*pieces, scene.cameras.reshape(-1, 3)])  # all that is to be in the picture
     if view is View.TOP:
         shown = scene.below
         camera = _top_camera(scene, scene.points[shown], path, (width, height))

@@ -22,7 +22,7 @@ from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.linalg.laplacian import Laplacian
 from anchor3r.pose_graph.linalg.step_solvers import ScaleTies
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
-from anchor3r.pose_graph.topology import Topology, topology_of
+from anchor3r.pose_graph.topology import Topology, components_of, topology_of
 from anchor3r.robust import MEDIAN_OVER_MEAN, SIGMA_PER_MAD
 
 Float = NDArray[np.float64]
@@ -33,7 +33,9 @@ _LEAST_SIGMA = 1e-4  # no ratio is known better
 _FEW = 5  # loops that do not tell anything about the walk
 _WALK_FRAMES = 32  # over which the walk is measured on a solution
 _WALK_PASSES, _TREND_PASSES = 3, 2  # how often, without and with a trend: few, as every pass smooths
-_TREND_FRAMES = 256  # to each side, over which drift is averaged
+_TREND_FRAMES = 256  # to each side, over which drift is averaged,
+_TREND_PARTS = 8  # or this part of a short track
+_UNRELATED_SIGMA = 10.0  # of the log scales of two tracks before a loop tells their ratio: any
 _TREND_GAIN = 0.7  # how far a trend has to narrow the walk to be accepted
 
 
@@ -74,7 +76,8 @@ def average_scales(graph: MotionGraph, config: ScaleConfig = _DEFAULT) -> tuple[
     stopwatch = Stopwatch()
     edges = graph.edges
     topology = topology_of(edges)
-    solution, walk = _walked(topology, measured_ties(edges, topology), config)
+    track = tracks_of(edges, topology)
+    solution, walk = _walked(topology, track, measured_ties(edges, topology), config)
     return solution.log_scale, Report(
         status=solution.status, iterations=solution.iterations, cost=solution.cost,
         initial_cost=solution.initial_cost, num_frames=len(topology.frames), num_edges=len(edges),
@@ -91,31 +94,31 @@ class Walk(NamedTuple):
     """(n,) the log scales that they change around; all 0 if there is no steady drift"""
 
 
-def expected_walk(log_scale: Float, report: Report) -> Walk:
+def expected_walk(log_scale: Float, track: Int, report: Report) -> Walk:
     """What `average_scales` has found of the walk."""
-    trend = steady_drift(log_scale) if report.details["steady_drift"] else np.zeros_like(log_scale)
+    trend = steady_drift(log_scale, track) if report.details["steady_drift"] else np.zeros_like(log_scale)
     return Walk(report.details["walk_sigma"], trend)
 
 
-def _walked(topology: Topology, ties: ScaleTies, config: ScaleConfig) -> tuple[_Solution, Walk]:
+def _walked(topology: Topology, track: Int, ties: ScaleTies, config: ScaleConfig) -> tuple[_Solution, Walk]:
     """Solves with the walk that the solution itself suggests."""
     flat = np.zeros(len(topology.frames))
     walk = Walk(config.walk_sigma or _walk_until_loops(topology, ties, config), flat)
-    tied = joined(ties, walk_ties(topology, walk))
+    tied = joined(ties, walk_ties(topology, track, walk))
     system = Laplacian(replace(topology, i=tied.a, t=tied.b))
-    solution = _solve(system, ties, walk_ties(topology, walk), flat, config)
+    solution = _solve(system, ties, walk_ties(topology, track, walk), flat, config)
     if config.walk_sigma is not None:
         return solution, walk
     for _ in range(_WALK_PASSES):
-        walk = Walk(min(walk.sigma, max(_walk_of(solution.log_scale), config.min_walk_sigma)), flat)
-        solution = _solve(system, ties, walk_ties(topology, walk), solution.log_scale, config)
+        walk = Walk(min(walk.sigma, max(_walk_of(solution.log_scale, track), config.min_walk_sigma)), flat)
+        solution = _solve(system, ties, walk_ties(topology, track, walk), solution.log_scale, config)
     drifting, drift = solution, walk
     for _ in range(_TREND_PASSES):
-        trend = steady_drift(drifting.log_scale)
-        drift = Walk(max(_walk_of(drifting.log_scale - trend), config.min_walk_sigma), trend)
+        trend = steady_drift(drifting.log_scale, track)
+        drift = Walk(max(_walk_of(drifting.log_scale - trend, track), config.min_walk_sigma), trend)
         if drift.sigma > _TREND_GAIN * walk.sigma:  # a trend always fits better; it has to explain something
             return solution, walk
-        drifting = _solve(system, ties, walk_ties(topology, drift), drifting.log_scale, config)
+        drifting = _solve(system, ties, walk_ties(topology, track, drift), drifting.log_scale, config)
     return drifting, drift
 
 
@@ -198,20 +201,36 @@ def carried_ties(edges: Edges, topology: Topology) -> ScaleTies:
     return ScaleTies(topology.t[carried], topology.i[carried], edges.log_scale_ratio[carried], sigma**-2.0)
 
 
-def walk_ties(topology: Topology, walk: Walk) -> ScaleTies:
-    """Neighbouring frames of a component have nearly the same scale, or differ as the trend does."""
-    later = np.flatnonzero(topology.component[1:] == topology.component[:-1]) + 1
-    gap = topology.frames[later] - topology.frames[later - 1]
-    return ScaleTies(later, later - 1, walk.trend[later] - walk.trend[later - 1], 1 / (walk.sigma**2 * gap))
+def walk_ties(topology: Topology, track: Int, walk: Walk) -> ScaleTies:
+    """Neighbouring frames of a track have nearly the same scale, or differ as the trend does.
+
+    Tracks of one component, which only loops join, may have any scale each: loops tell their ratio.
+    """
+    order = np.lexsort((track, topology.component))
+    same = topology.component[order[1:]] == topology.component[order[:-1]]
+    later, earlier = order[1:][same], order[:-1][same]
+    gap = topology.frames[later] - topology.frames[earlier]
+    value, variance = walk.trend[later] - walk.trend[earlier], walk.sigma**2 * gap
+    is_other = track[later] != track[earlier]
+    value[is_other], variance[is_other] = 0.0, _UNRELATED_SIGMA**2
+    return ScaleTies(later, earlier, value, 1 / variance)
 
 
-def steady_drift(log_scale: Float) -> Float:
-    """(n,) the slow part of log scales: a moving average that keeps lines straight up to the ends."""
-    half = min(_TREND_FRAMES, len(log_scale) // 8)
-    if half == 0:
-        return np.zeros_like(log_scale)
-    padded = np.pad(log_scale, half, mode="reflect", reflect_type="odd")
-    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), "valid")
+def tracks_of(edges: Edges, topology: Topology) -> Int:
+    """(n,) which frames windows alone join, numbered by first frame."""
+    window = (edges.kind == EdgeKind.WINDOW) & (edges.weight > 0)
+    return components_of(len(topology.frames), topology.i[window], topology.t[window])[0]
+
+
+def steady_drift(log_scale: Float, track: Int) -> Float:
+    """(n,) the slow part of log scales: a moving average that keeps lines straight up to a track's ends."""
+    trend = np.zeros_like(log_scale)
+    for label in np.flatnonzero(np.bincount(track) >= _TREND_PARTS):
+        rows = np.flatnonzero(track == label)
+        half = min(_TREND_FRAMES, len(rows) // _TREND_PARTS)
+        padded = np.pad(log_scale[rows], half, mode="reflect", reflect_type="odd")
+        trend[rows] = np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), "valid")
+    return trend
 
 
 def joined(*ties: ScaleTies) -> ScaleTies:
@@ -229,12 +248,13 @@ def _walk_until_loops(topology: Topology, ties: ScaleTies, config: ScaleConfig) 
     return float(np.sqrt(max(walked, config.min_walk_sigma**2)))
 
 
-def _walk_of(log_scale: Float) -> float:
-    """Change a frame, from solved scales some way apart."""
+def _walk_of(log_scale: Float, track: Int) -> float:
+    """Change a frame, from solved scales of a track some way apart."""
     lag = min(_WALK_FRAMES, len(log_scale) // 4)
     if lag < 1:
         return np.inf
-    return float(np.sqrt(np.median((log_scale[lag:] - log_scale[:-lag]) ** 2) / _MEDIAN_CHI_SQ_1 / lag))
+    change = (log_scale[lag:] - log_scale[:-lag])[track[lag:] == track[:-lag]]
+    return float(np.sqrt(np.median(change**2) / _MEDIAN_CHI_SQ_1 / lag)) if len(change) else np.inf
 
 
 class _Solution(NamedTuple):

@@ -107,8 +107,9 @@ class Odometry:
             center, radial = c.assumed_center_sigma * width, c.nominal_radial_sigma
             focal = c.doubted_focal_sigma
             if self.earlier_focal_px is not None:
-                # Windows state spreads that are too small by the inflation, which the found one has in it.
-                focal = self.earlier_focal_sigma / c.focal_inflation
+                # Both passes see the same frames, so that the first must not outvote what windows say now:
+                # where they contradict it, the estimate moves, and counts as unsure by as much.
+                focal = self.earlier_focal_sigma
             sigma = np.array([focal, center, center, radial, radial])
             self.calibration = Calibration.known(self.camera, sigma)
         else:
