@@ -75,3 +75,11 @@ def test_a_single_pose_without_points_has_a_place_to_be_seen_from() -> None:
     center = standing_point(axes, TANGENTS, np.empty((0, 3)), alone.center)
     assert np.isfinite(center).all()
     assert -(center @ axes.T)[2] > 0.5
+
+
+def test_a_flight_over_a_field_is_seen_from_above() -> None:
+    """Strips flown to and fro, with the camera straight down: it is upright in neither."""
+    there, back = np.eye(3), np.diag([-1.0, -1.0, 1.0])
+    rotation = np.concatenate([np.tile(there, (10, 1, 1)), np.tile(back, (9, 1, 1))])
+    center = np.array([[k % 10, k // 10, 0.0] for k in range(19)])
+    assert_allclose(upward(trajectory(center, rotation)), [0, 0, -1], atol=1e-12)

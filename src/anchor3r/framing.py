@@ -24,13 +24,20 @@ _LONG_PATH = 0.5
 """A path that is so long, as a part of its scene's extent, is what a view shows; else the scene is."""
 _SAME_DIRECTION = 0.3
 """Length of the mean of the cameras' directions from which on they are taken to look one way."""
+_UPRIGHT, _DOWNWARD = 0.5, 0.8
+"""Lengths of the mean of the cameras' upright axes and of their directions: a flight over a field, to and fro,
+is below the first and above the second; no camera that is held upright is."""
 
 
 def upward(poses: Trajectory) -> Floats:
-    """(3,) unit vector: cameras are held upright on average."""
-    mean = -poses.rotation[:, 1].mean(0) if len(poses) else np.zeros(3)
-    length = float(np.linalg.norm(mean))
-    return mean / length if length > 0.1 else np.array([0.0, -1.0, 0.0])
+    """(3,) unit vector: cameras are held upright on average, or look straight down, whichever way they turn."""
+    if not len(poses):
+        return np.array([0.0, -1.0, 0.0])
+    upright, backward = -poses.rotation[:, 1].mean(0), -poses.rotation[:, 2].mean(0)
+    lengths = float(np.linalg.norm(upright)), float(np.linalg.norm(backward))
+    if lengths[0] < _UPRIGHT and lengths[1] > _DOWNWARD:
+        return backward / lengths[1]
+    return upright / lengths[0] if lengths[0] > 0.1 else np.array([0.0, -1.0, 0.0])
 
 
 def bounds(points: NDArray[Any], path: NDArray[Any]) -> tuple[Floats, Floats]:
