@@ -59,7 +59,7 @@ class CombinedConfig:
     asked: it wanders by as much itself."""
     few_points: int = 60
     """With fewer followed points than this whose depth is trusted, the network is asked, too."""
-    unsure_scale_sigma: float = 0.1
+    unsure_scale_sigma: float = 0.05
     """Least spread of the scale of a keyframe of `features` whose pose is less sure than that of the network:
     new depths rest on it."""
     inflation: float = 3.0
@@ -247,9 +247,9 @@ class CombinedPredictor(Predictor):
     def _filtered_scale(self, measured: WindowPrediction, window: WindowPrediction, sigma: float) -> float:
         """Compares the scales at a keyframe of `features`, which states a spread; what it is after that."""
         scales = self._state.scales
-        told = self._config.inflation * sigma if self._features.tells_scale else 0.0
+        told = 0.0  # while its pose is surer than the network's, so is its scale
         if self._is_surer(window, measured):
-            told = max(told, self._config.unsure_scale_sigma)
+            told = max(self._config.inflation * sigma, self._config.unsure_scale_sigma)
         scales.walk(_FEATURES, told)
         scales.measure(self._compared(Depths.of(measured), window))
         return max(sigma, min(told, math.sqrt(scales.covariance[_FEATURES, _FEATURES])))
