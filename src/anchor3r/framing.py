@@ -25,12 +25,12 @@ _LONG_PATH = 0.5
 _SAME_DIRECTION = 0.3
 """Length of the mean of the cameras' directions from which on they are taken to look one way."""
 _UPRIGHT, _DOWNWARD = 0.5, 0.8
-"""Lengths of the mean of the cameras' upright axes and of their directions: a flight over a field, to and fro,
-is below the first and above the second; no camera that is held upright is."""
+"""Lengths of the mean of the cameras' upright axes and of their directions: a flight to and fro over a field is
+below the first and above the second; no camera that is held upright is."""
 
 
 def upward(poses: Trajectory) -> Floats:
-    """(3,) unit vector: cameras are held upright on average, or look straight down, whichever way they turn."""
+    """(3,) unit vector: cameras are held upright on average, or look straight down and turn."""
     if not len(poses):
         return np.array([0.0, -1.0, 0.0])
     upright, backward = -poses.rotation[:, 1].mean(0), -poses.rotation[:, 2].mean(0)
