@@ -25,7 +25,7 @@ _LONG_PATH = 0.5
 _SAME_DIRECTION = 0.3
 """Length of the mean of the cameras' directions from which on they are taken to look one way."""
 _UPRIGHT, _DOWNWARD = 0.5, 0.8
-"""Lengths of the mean of the cameras' upright axes and of their directions: a flight to and fro over a field is
+"""Lengths of the mean of the cameras' upright axes and directions: a flight to and fro over a field is
 below the first and above the second; no camera that is held upright is."""
 
 

@@ -189,7 +189,7 @@ def test_lost_frames_leave_gaps_that_exports_name(
     broken = write_toy_sequence(tmp_path / "seq", 12)
     (tmp_path / "seq" / "frame-000005.color.png").write_bytes(b"broken")
     assert anchor3r("map", broken, "--out", tmp_path / "m", "--predictor", NOISY) == 0
-    assert "1 frames could not be decoded" in capsys.readouterr().out
+    assert "could not be decoded: 1 frame\n" in capsys.readouterr().out
     export = ("export", tmp_path / "m", "--out", tmp_path / "t", "--format")
     assert anchor3r(*export, "kitti") == 1
     assert "1 of 12 frames have no pose (the first is frame 5)" in capsys.readouterr().err
