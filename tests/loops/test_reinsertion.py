@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from numpy.testing import assert_array_equal
 
+from anchor3r.geometry import SE3
 from anchor3r.loops import reinsertion
-from anchor3r.loops.reinsertion import _RememberedFrames, _surer_half, neighbourhood
+from anchor3r.loops.reinsertion import (
+    Reinsertion,
+    ReinsertionConfig,
+    _RememberedFrames,
+    _surer_half,
+    neighbourhood,
+)
+from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.sources import Frame
+from anchor3r.store import LoopState, Map
 from anchor3r.trajectory import Trajectory
 
 
@@ -62,3 +74,44 @@ def test_neighbouring_events_decode_a_frame_once(monkeypatch: pytest.MonkeyPatch
     for k in (1, 2, 1, 3, 1, 2):  # two fit: the one that was used last stays
         assert few(k).index == k
     assert read == [1, 2, 3, 2]
+
+
+class _Recorder:
+    """A predictor that relates nothing, and remembers what it was asked."""
+
+    window = 10
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], int]] = []
+
+    def relate_posed(self, members: list[Frame], member_from_map: SE3, anchor: Frame) -> WindowPrediction:
+        self.asked.append(([frame.index for frame in members], anchor.index))
+        return WindowPrediction(
+            anchor=anchor.index,
+            members=np.empty(0, np.int64),
+            member_from_anchor_rotation=np.empty((0, 3, 3)),
+            member_from_anchor_translation=np.empty((0, 3)),
+            confidence=np.empty(0),
+            status=WindowStatus.LOST,
+        )
+
+
+def test_the_window_of_a_place_does_not_reach_its_anchor() -> None:
+    """A slow camera has keyframes so far apart that nine of them span more than the way around a loop."""
+    recorder, keyframes = _Recorder(), list(range(0, 300, 25))
+    scene_map = cast(Map, SimpleNamespace(points=lambda frame: None))
+    reinsertion = Reinsertion(
+        scene_map,
+        cast(Predictor, recorder),
+        lambda index: Frame(index=index, timestamp_s=None, image=np.zeros((8, 8, 3), np.uint8)),
+        ReinsertionConfig(),
+        online=poses(list(range(300))),
+        members=np.array(keyframes),
+    )
+    loop, groups = reinsertion.measure(0, 200, 100, 1.0)
+    assert (loop.state, groups) == (LoopState.UNRELATED, [])
+    ((members, anchor),) = recorder.asked
+    assert anchor == 200
+    assert members == [0, 25, 50, 75, 100, 125]
+    assert reinsertion.measure(0, 1, 0, 1.0)[0].state is LoopState.UNRELATED, "nothing is left of it"
+    assert len(recorder.asked) == 1

@@ -27,6 +27,8 @@ from anchor3r.trajectory import Trajectory
 
 FrameReader = Callable[[int], Frame]
 """Gives a frame of the map by its index."""
+_LEAST_MEMBERS = 2
+"""Of a window: distances between members tell its scale."""
 _REMEMBERED_BYTES = 64 << 20
 """Of images: those of some dozens of neighbouring events of ordinary videos."""
 
@@ -141,6 +143,10 @@ class Reinsertion:
     def _look(self, anchor: int, place: int) -> _Direction | None:
         """The window of `place` with `anchor` as its transient anchor."""
         members = self._members_around(place)
+        # Where keyframes are sparse the window reaches far, perhaps to the anchor itself: that is odometry.
+        members = members[np.abs(members - place) < np.abs(members - anchor)]
+        if len(members) < _LEAST_MEMBERS:
+            return None
         frames = [self._read_frame(int(frame)) for frame in members]
         poses = self._online.camera_from_world[np.searchsorted(self._online.frames, members)]
         prediction = self._predictor.relate_posed(frames, poses, self._read_frame(anchor))
