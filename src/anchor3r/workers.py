@@ -191,8 +191,8 @@ def _on_ray(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator[Outco
     if not ray.is_initialized():
         if settings.ray == "local":
             ray.init(
-                num_cpus=settings.workers, _node_ip_address="127.0.0.1", include_dashboard=False,
-                log_to_driver=False,
+                address="local", num_cpus=settings.workers, _node_ip_address="127.0.0.1",
+                include_dashboard=False, log_to_driver=False,
             )  # fmt: skip
         else:
             try:

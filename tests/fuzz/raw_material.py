@@ -162,6 +162,7 @@ def _tum(folder: Path, images: Path) -> None:
 
 def _slam_sets(folder: Path) -> None:
     """EuRoC, ICL-NUIM, Replica and ETH3D-SLAM."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
     from test_slam_datasets import write_euroc, write_replica
 
     write_euroc(folder / "slam")[0].rename(folder / "euroc")
