@@ -90,7 +90,9 @@ def raw_pixels(image: NDArray[np.uint8], encoding: str) -> tuple[bytes, int]:
             mosaic[rows, columns] = image[rows, columns, "rgb".index(letter)]
         values = mosaic if bits == "8" else mosaic.astype("<u2") << 8
         return values.tobytes(), values.strides[0]
-    written = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(format=FFMPEG_FORMATS[encoding], threads=1)
+    written = av.VideoFrame.from_ndarray(image, format="rgb24").reformat(
+        format=FFMPEG_FORMATS[encoding], threads=1
+    )
     return b"".join(bytes(plane) for plane in written.planes), written.planes[0].line_size
 
 
