@@ -128,7 +128,9 @@ class _Process:
         self._fixed = _similarities(at - at.mean(0))
         if positions.velocity_per_way is not None:
             self._fixed = np.column_stack([self._fixed, positions.velocity(state).ravel()])
-        self._fixed /= np.maximum(np.linalg.norm(self._fixed, axis=0), _NEVER)
+        norm = np.linalg.norm(self._fixed, axis=0)
+        moves = norm > _NEVER  # a clock moves nothing that stands still
+        self._fixed = self._fixed[:, moves] / norm[moves]
         self._turns, self._stretches = _drift_kernels(state.center, frames, positions.rows[:, 0])
         self._covariance = np.linalg.inv(positions.information)
         self._apart_s = (
