@@ -45,6 +45,8 @@ class Limits:
     """Frames of a window."""
     seed: int = 2**63 - 1
     """Of a generator."""
+    coordinate_m: float = 1e9
+    """Of a stated position: grids that span the Earth stay below a hundredth of it."""
     threads: int = 1_024
     """Of one process."""
 

@@ -98,6 +98,8 @@ def _check(path: Path, fixes: PositionFixes) -> None:
     reasons = {
         "has a time that is not a number": ~np.isfinite(fixes.times_s),
         "has a position that is not a number": ~np.isfinite(fixes.position).all(1),
+        "has a position that is farther away than any place on the Earth": np.abs(fixes.position).max(1)
+        > LIMITS.coordinate_m,
         "is not on the Earth (latitude and longitude swapped?)": outside,
         "has a standard deviation that is not positive": (fixes.sigma_m <= 0).any(1),
     }

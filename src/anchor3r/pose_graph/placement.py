@@ -50,7 +50,7 @@ class MeasuredDrift(NamedTuple):
 
 _SAMPLES = 500  # similarities tried: with a third of the positions wrong, one in 500 fails 1e-76 of the time
 _TRIED = 300  # points, evenly spread, whose errors tell which similarity is best
-_ABSURD = 1e70  # metres: no place of this universe
+_COMPUTABLE = 1e70  # metres: products of four such numbers are still numbers
 _HELD = 1e-4  # of the map's size (and of a radian): how firmly a frame is held where nothing places the map
 
 
@@ -319,7 +319,7 @@ def robust_similarity(source: Float, target: Float, seed: int = 0) -> tuple[Sim3
     """
     rng = np.random.default_rng(seed)
     triples = rng.integers(len(source), size=(_SAMPLES, 3))
-    far = np.abs(target).max(1) > _ABSURD  # squares of squares have to be computable
+    far = np.abs(target).max(1) > _COMPUTABLE
     triples = triples[(np.ptp(source[triples], 1).max(1) > 0) & ~far[triples].any(1)]
     best = umeyama(source, target)
     if len(triples):
