@@ -17,8 +17,9 @@ from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, so3_exp, umeyama
 from anchor3r.loops.retrieval import RetrievalConfig
+from anchor3r.pipeline.loop_search import LoopChoices, LoopSearchConfig
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import LoopChoices, LoopSearchConfig, refine_map
+from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import Method, RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus

@@ -8,8 +8,9 @@ import pytest
 
 from anchor3r.evaluation.metrics import Alignment, trajectory_errors
 from anchor3r.geometry import rotation_angle
+from anchor3r.pipeline.loop_search import LoopChoices
 from anchor3r.pipeline.mapper import Mapper
-from anchor3r.pipeline.refine import LoopChoices, refine_map
+from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.predictors.features.predictor import FeaturesPredictor

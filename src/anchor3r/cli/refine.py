@@ -46,7 +46,8 @@ def refine(
         reject_loop: Leave this event out; may be given several times.
         redo_loops: Look for loops anew, and forget verdicts by hand.
     """
-    from anchor3r.pipeline.refine import LoopChoices, refine_map
+    from anchor3r.pipeline.loop_search import LoopChoices
+    from anchor3r.pipeline.refine import refine_map
 
     choices = LoopChoices(accept=tuple(accept_loop), reject=tuple(reject_loop), redo=redo_loops)
     with refining_progress() as show:

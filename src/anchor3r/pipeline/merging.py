@@ -24,7 +24,8 @@ from anchor3r.io.files import insist_on_new_folder, replacing_folder
 from anchor3r.limits import LIMITS
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.pipeline.known_places import keep_features
-from anchor3r.pipeline.refine import MERGE, refine_map
+from anchor3r.pipeline.loop_search import MERGE
+from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import OFFLINE, ONLINE, Loop, Map, MapWriter, StoreConfig, load_map
