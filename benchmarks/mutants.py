@@ -34,6 +34,7 @@ TESTS = {
     "loops/retrieval.py": ["tests/loops/test_retrieval.py"],
     "loops/reinsertion.py": ["tests/pipeline/test_refine.py"],
     "pipeline/refine.py": ["tests/pipeline/test_refine.py"],
+    "pipeline/loop_search.py": ["tests/pipeline/test_refine.py"],
     "pipeline/mapper.py": ["tests/pipeline/test_mapper.py", "tests/pipeline/test_mapping.py"],
     "store/writer.py": ["tests/store"],
     "store/reader.py": ["tests/store", "tests/pipeline/test_mapping.py"],

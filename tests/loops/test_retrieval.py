@@ -140,6 +140,16 @@ def test_whitening_evens_out_what_all_images_share() -> None:
     assert spread.max() < 1.5 * spread.min()
 
 
+def test_whitening_by_a_sample_is_that_by_all_where_the_sample_tells_the_same() -> None:
+    rng = np.random.default_rng(2)
+    once = (rng.standard_normal((120, 20)) * np.linspace(1, 30, 20) + 100).astype(np.float32)
+    twice = np.repeat(once, 2, axis=0)  # every second one has the mean and the directions of all
+    by_all, by_sample = whitened(twice, 12), whitened(twice, 12, sample=120)
+    # Directions may come with another sign, so that angles between descriptors are compared.
+    assert_allclose(by_sample @ by_sample.T, by_all @ by_all.T, atol=1e-9)
+    assert not np.allclose(whitened(twice, 12, sample=60) @ by_sample.T, by_all @ by_all.T, atol=1e-3)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
 def test_few_keyframes_are_no_error(count: int) -> None:
     keyframes = circle(count)

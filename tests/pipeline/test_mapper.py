@@ -219,6 +219,24 @@ def test_covariances_become_information_and_confidence_becomes_weight() -> None:
     assert len(edges) == 3
 
 
+@pytest.mark.parametrize("stated_alone", [True, False])
+def test_a_pose_is_as_sure_as_its_own_window_says_where_that_is_told_apart(stated_alone: bool) -> None:
+    shared, alone = np.diag([1.0, 2, 4, 8, 16, 32]), 1e-3 * np.eye(6)
+
+    def script(t: int) -> WindowPrediction:
+        n = min(t, 3)
+        fields = {"covariance": np.broadcast_to(shared, (n, 6, 6))}
+        if stated_alone:
+            fields["covariance_alone"] = np.broadcast_to(alone, (n, 6, 6))
+        return true_window(t, range(t - n, t), **fields)
+
+    update = run(script, 6)[5]
+    found = update.covariance
+    # The frame before is a member: its edge is all there is to say. Axes of rotations are the camera's.
+    assert_allclose(np.linalg.eigvalsh(found), np.diag(alone if stated_alone else shared), rtol=1e-9)
+    assert_allclose(update.edges.information, np.broadcast_to(np.linalg.inv(shared), (3, 6, 6)))
+
+
 def test_restoring_a_snapshot_goes_on_bit_for_bit() -> None:
     source = ToySource(30)
     whole = list(Mapper(GroundTruthPredictor(NOISY)).run(source))
