@@ -101,11 +101,11 @@ def _changes(node: ast.expr) -> Iterator[object]:
         yield lambda: setattr(node, "op", operator)
 
 
-def survives(project: Path, module: str, mutant: Mutant) -> bool:
-    """Whether the module's tests pass with the mutant in its place."""
+def survives(project: Path, module: str, text: str) -> bool:
+    """Whether the module's tests pass with this text in its place."""
     path = project / SOURCES / module
     original = path.read_text()
-    path.write_text(mutant.text)
+    path.write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS[module]]
     environment = os.environ | {"PYTHONPATH": str(project / "src"), "OMP_NUM_THREADS": "1"}
     try:
@@ -132,10 +132,15 @@ def main() -> None:
         project = Path(scratch) / "project"
         shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(".venv", ".git", "out"))
         for module in arguments.modules:
-            choices = list(mutants((ROOT / SOURCES / module).read_text()))
+            text = (ROOT / SOURCES / module).read_text()
+            if not survives(project, module, ast.unparse(ast.parse(text))):
+                parser.exit(
+                    1, f"{' '.join(TESTS[module])}: fails without any mutant, so that it tells nothing\n"
+                )
+            choices = list(mutants(text))
             generator = random.Random(f"{arguments.seed} {module}")
             for mutant in generator.sample(choices, min(arguments.each, len(choices))):
-                survived = survives(project, module, mutant)
+                survived = survives(project, module, mutant.text)
                 rows.append({
                     "module": module, "line": mutant.line, "before": mutant.before, "after": mutant.after,
                     "survived": survived,
