@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,6 +27,15 @@ def weighted_median(values: NDArray[np.float64], weight: NDArray[np.float64]) ->
     order = np.argsort(values)
     mass = np.cumsum(weight[order])
     return float(values[order[np.searchsorted(mass, mass[-1] / 2)]])
+
+
+def medians_by(
+    label: NDArray[np.integer[Any]], values: NDArray[np.floating[Any]]
+) -> NDArray[np.floating[Any]]:
+    """The median of the values (n,) of each label (n,), by ascending label."""
+    order = np.lexsort((values, label))
+    _, start, size = np.unique(label[order], return_index=True, return_counts=True)
+    return 0.5 * (values[order[start + (size - 1) // 2]] + values[order[start + size // 2]])
 
 
 def mad_sigma(values: NDArray[np.float64], middle: float) -> float:

@@ -186,6 +186,24 @@ def test_verdicts_name_frames_of_the_source() -> None:
     assert moved.accepted.tolist() == plain.accepted.tolist()
 
 
+@pytest.mark.parametrize(("promised", "expected"), [(1.0, 2.0), (10.0, 1.0), (0.2, 50.0)])
+def test_events_count_less_as_far_as_they_scatter_more_than_they_promise(
+    promised: float, expected: float
+) -> None:
+    """One matrix for all edges, odometry's short ones too, promises so many times the noise of the events.
+
+    Edges are compared with one of them, whose own error makes the variance of the differences twice as large.
+    """
+    config = SyntheticConfig(num_frames=1000, seed=2, window=3, outlier_edges=0.0, false_events=0.0)
+    edges = synthetic_graph(config).graph.edges
+    length = np.median(np.linalg.norm(edges.translation[edges.kind == EdgeKind.LOOP], axis=1))
+    sigma = [np.radians(config.rotation_noise_deg)] * 3 + [config.translation_noise * length] * 3
+    information = np.diag((promised * np.array(sigma)) ** -2.0)
+    edges = replace(edges, information=np.broadcast_to(information, (len(edges), 6, 6)))
+    inflation = verify_loops(edges, estimate_trajectory(edges)).group_inflation
+    assert np.median(inflation) == pytest.approx(expected, rel=0.2)
+
+
 def test_no_loops_no_verdicts() -> None:
     edges = synthetic_graph(SyntheticConfig(num_frames=50)).graph.edges
     odometry = estimate_trajectory(edges)

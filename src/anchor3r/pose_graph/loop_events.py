@@ -25,6 +25,7 @@ from anchor3r.pose_graph.drift import WindowNoise
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.topology import Topology
+from anchor3r.robust import medians_by
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
@@ -55,8 +56,12 @@ class LoopGroups(NamedTuple):
     """(g,) typical distance that its edges measure"""
     is_sound: Bool
     """(g,) whether its edges differ by less than what they measure"""
+    scatter: Float
+    """(g, 2) standard deviations of rotation and translation with which edges differ from one of them, at
+    least as in the typical group. Unlike `sigmas` nothing is in it that odometry promises of itself, which is
+    no evidence against a group"""
     promised: Float
-    """(g, 2) standard deviations of rotation and translation that edges promise; NaN if they do not"""
+    """(g, 2) the same as the typical edge promises; NaN if edges promise nothing"""
 
     def inflation(self, shared: float) -> Float:
         """(g,) variance of edges over what they promise, or over that of the typical group; at least 1.
@@ -67,7 +72,7 @@ class LoopGroups(NamedTuple):
         if not len(sigma):
             return np.ones(0)
         typical = (sigma[:, 0] / sigma[:, 0].min()) ** 2
-        promised = (shared * (sigma / self.promised) ** 2).max(1)
+        promised = (shared * (self.scatter / self.promised) ** 2).max(1)
         return np.where(np.isnan(promised), typical, np.maximum(promised, 1.0))
 
 
@@ -102,14 +107,10 @@ def condense_groups(
     _scatter(*arguments, spread, reach, middle, member)
     # A handful of votes tells its own scatter badly: none is taken to be better than the typical group.
     relative = spread[:, 1] / reach
-    rotation_sigma = (
-        np.maximum(spread[:, 0], max(noise.rotation_rad, float(np.median(spread[:, 0]))))
-        if g
-        else spread[:, 0]
-    )
-    distance_sigma = (
-        reach * np.maximum(relative, max(noise.relative, float(np.median(relative)))) if g else relative
-    )
+    typical = np.median(np.stack([spread[:, 0], relative], 1), 0) if g else np.zeros(2)
+    scatter = np.stack([np.maximum(spread[:, 0], typical[0]), reach * np.maximum(relative, typical[1])], 1)
+    rotation_sigma = np.maximum(scatter[:, 0], noise.rotation_rad)
+    distance_sigma = np.maximum(scatter[:, 1], reach * noise.relative)
     quantile = _quantile(significance)
     _agree(*arguments, quantile * rotation_sigma, quantile * distance_sigma, rotation, center, agreeing)
     turn = np.swapaxes(rotation, 1, 2) @ odometry.rotation[anchor]
@@ -117,11 +118,22 @@ def condense_groups(
     sigmas = Sigmas(rotation_sigma, distance_sigma, scale_sigma)
     says_something = quantile * np.maximum(spread[:, 0], relative) < 1
     is_sound = says_something & (3 * agreeing > np.diff(start))
-    diagonal = np.einsum("mkk->mk", edges.information[loops[start[:-1]]])  # edges of a group are alike
-    promised = np.stack([diagonal[:, :3].mean(1), diagonal[:, 3:].mean(1)], 1) ** -0.5
     return LoopGroups(
-        group, np.diff(start), anchor, middle, correction, agreeing, sigmas, reach, is_sound, promised
-    )
+        group, np.diff(start), anchor, middle, correction, agreeing, sigmas, reach, is_sound, scatter,
+        _promised(edges, loops, start),
+    )  # fmt: skip
+
+
+def _promised(edges: Edges, loops: Int, start: Int) -> Float:
+    """(g, 2) standard deviations of rotation and translation of each group's median edge; NaN without any."""
+    variance = np.full((len(loops), 2), np.nan)
+    known = np.flatnonzero(edges.has_information()[loops])
+    if len(known):
+        diagonal = np.einsum("mkk->mk", edges.information[loops[known]])
+        told = np.stack([diagonal[:, :3].mean(1), diagonal[:, 3:].mean(1)], 1)
+        variance[known] = 1 / np.maximum(told, 1e-300)
+    group = np.repeat(np.arange(len(start) - 1), np.diff(start))
+    return np.sqrt(np.stack([medians_by(group, column) for column in variance.T], 1))
 
 
 @kernel

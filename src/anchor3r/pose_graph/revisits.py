@@ -23,6 +23,7 @@ from anchor3r.geometry import SE3, so3_log
 from anchor3r.pose_graph.coarse import Claims, ClosedOdometry, CoarseGraph, Sigmas, close_loops
 from anchor3r.pose_graph.drift import WayFinder, Ways, WindowNoise
 from anchor3r.pose_graph.loop_events import LoopEvents
+from anchor3r.robust import medians_by
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
@@ -183,7 +184,7 @@ class Decision:
         """Closes revisits; returns those of their events (k,) that do not fit the result, which are cut."""
         rows = np.flatnonzero(chosen & is_sampled)
         self.drift.learn(
-            _medians(revisit[rows], self.chi_square[rows]), _medians(revisit[rows], self.way_frames[rows])
+            medians_by(revisit[rows], self.chi_square[rows]), medians_by(revisit[rows], self.way_frames[rows])
         )
         self._close(chosen, is_far=bool(np.any(np.abs(self.error[rows, :3]) > _FAR_TURN)))
         several = chosen & (np.bincount(revisit[chosen])[np.where(chosen, revisit, 0)] > 1)
@@ -328,10 +329,3 @@ def _evenly(label: Int, order: Int, which: Bool) -> Bool:
     out = np.zeros(len(which), bool)
     out[rows[is_first]] = True
     return out
-
-
-def _medians(label: Int, values: Float) -> Float:
-    """The median of the values of each label, by ascending label."""
-    order = np.lexsort((values, label))
-    _, start, size = np.unique(label[order], return_index=True, return_counts=True)
-    return 0.5 * (values[order[start + (size - 1) // 2]] + values[order[start + size // 2]])
