@@ -27,7 +27,7 @@ FOUNDATION = {
 """Pure functions and types that know neither files nor pipelines; every package may use them."""
 USES: dict[str, set[str]] = {
     # package: the packages whose modules it imports, beside the foundation
-    "worlds": set(),
+    "worlds": {"io"},
     "model": {"io"},
     "pose_graph": set(),
     "dense": set(),

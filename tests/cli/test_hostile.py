@@ -135,6 +135,26 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "out.txt").is_symlink()
 
 
+def test_a_demo_does_not_replace_a_map_of_ones_own(copied: Path, run: Run) -> None:
+    before = (copied / "map.sqlite").read_bytes()
+    code, said = run("demo", "--frames", "2", "--out", ".")
+    assert code == 1
+    assert "which no demo has made" in said
+    assert (copied / "map.sqlite").read_bytes() == before
+
+
+def test_a_recording_for_rerun_is_not_written_through_a_link(run: Run) -> None:
+    pytest.importorskip("rerun")
+    Path("victim").write_text("precious")
+    Path("live.rrd").symlink_to("victim")
+    os.mkfifo("pipe.rrd")
+    made = ("map", SMALL, "--predictor", "ground-truth", "--out")
+    assert run(*made, "out", "--rerun", "live.rrd")[0] == 0
+    assert Path("victim").read_text() == "precious"
+    assert Path("live.rrd").stat().st_size > 100
+    assert run(*made, "again", "--rerun", "pipe.rrd")[0] == 1
+
+
 # 3: Ctrl-C inside a kernel; the last resort
 
 
@@ -253,6 +273,8 @@ def test_a_name_in_a_map_does_not_lead_out_of_the_folder(copied: Path, run: Run)
         ("num_heads", 0),
         ("new", 1),
         ("area", 1e30),
+        ("point_stride", 64),
+        ("point_stride", 8),
     ],
 )
 def test_configurations_are_checked_before_they_are_used(field: str, value: object, run: Run) -> None:
@@ -321,6 +343,14 @@ def test_a_changed_bit_of_what_a_map_says_of_itself_is_found_out(copied: Path, r
     code, said = run("export", "map", "--format", "tum", "--out", "out.tum")
     assert code == 1
     assert "what it says of itself" in said
+
+
+def test_names_that_are_no_text_are_told_as_damage(copied: Path, run: Run) -> None:
+    path = copied / "map.sqlite"
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE frames", b"CREATE TABLE f\xa8\xffmes"))
+    code, said = run("export", "map", "--format", "tum", "--out", "out.tum")
+    assert code == 1
+    assert "damaged" in said
 
 
 @pytest.mark.parametrize("method", ["joint", "decoupled", "paper"])

@@ -52,5 +52,23 @@ def test_a_rerun_replaces_the_old_sequence(tmp_path: Path) -> None:
 def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "sequences").write_text("in the way")
     world = make_world(sample_config(1, frames=1, width=16, height=12))
-    with pytest.raises(Anchor3RError, match="choose a writable folder"):
+    with pytest.raises(Anchor3RError, match="choose another place"):
         write_kitti(world, tmp_path)
+
+
+def test_a_sequence_that_is_no_world_is_left_alone(tmp_path: Path) -> None:
+    """The folder may be that of the real data set."""
+    world = make_world(sample_config(1, frames=1, width=16, height=12))
+    (tmp_path / "poses").mkdir()
+    poses = tmp_path / "poses/01.txt"
+    poses.write_text("measured")
+    with pytest.raises(Anchor3RError, match="no world"):
+        write_kitti(world, tmp_path)
+    assert poses.read_text() == "measured"
+    poses.unlink()
+    images = tmp_path / "sequences/01/image_2"
+    images.mkdir(parents=True)
+    (images / "000000.png").write_text("taken")
+    with pytest.raises(Anchor3RError, match="not empty"):
+        write_kitti(world, tmp_path)
+    assert (images / "000000.png").read_text() == "taken"

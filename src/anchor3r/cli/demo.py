@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from anchor3r.cli.map import stream
 from anchor3r.cli.output import Json
 from anchor3r.cli.refine import refining_progress
+from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import replacing
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
 from anchor3r.report.map_outputs import PICTURE_SIZE
 
 STAND_IN = "ground-truth:0.2,0.02"
 """What measures where the network's weights are missing."""
 VOXEL_M = 0.1
+_WORLD = "?motion=grid&frames="
+"""What is said of the world, between its seed and its length."""
 
 
 def demo(
@@ -41,11 +46,12 @@ def demo(
     from anchor3r.predictors.loading import load_predictor
     from anchor3r.sources import open_source
 
+    _insist_on_own(out / "map")
     name = "tiny" if TINY_WEIGHTS.is_file() else STAND_IN
     if name == STAND_IN:
         print(f"{NOT_A_RECONSTRUCTION}, because this installation lacks the weights of the tiny network")
     with (
-        open_source(f"world:{seed}?motion=grid&frames={frames}") as world,
+        open_source(f"world:{seed}{_WORLD}{frames}") as world,
         MappingRun(
             world, load_predictor(name), out / "map", MapSettings(threads=threads), overwrite=True
         ) as run,
@@ -56,13 +62,27 @@ def demo(
         refinement = refine_map(out / "map", RefineSettings(threads=threads), progress=show)
     summary["refinement"] = refinement
     summary["trajectories"] = evaluate(out)
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    with replacing(out / "summary.json") as file:
+        file.write((json.dumps(summary, indent=2) + "\n").encode())
     print(f"{summary['frames']} frames at {summary['frames_per_second']} frames/s")
     print(f"{refinement['accepted']} of {refinement['loop_events']} loop events accepted")
     for poses, metrics in summary["trajectories"].items():
         print(f"{poses}: ATE {metrics['ate_rmse_m']:.3f} m = {metrics['ate_percent']:.2f} % of the path")
     print(f"everything is in {out}")
     return {"out": out, **summary}
+
+
+def _insist_on_own(folder: Path) -> None:
+    """Refuses to replace a map that no demo has made."""
+    from anchor3r.store import load_map
+    from anchor3r.store.database import holds_map
+
+    if not holds_map(folder):
+        return
+    with load_map(folder) as scene_map:
+        made_from = str(scene_map.meta["identity"].get("source"))
+    if not re.fullmatch(rf"world:-?\d+{re.escape(_WORLD)}\d+", made_from):
+        raise Anchor3RError(f"{folder} is a map of {made_from}, which no demo has made; choose another --out")
 
 
 def evaluate(out: Path) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from anchor3r.export.cameras import frustum_depth, frustum_lines
 from anchor3r.export.log_frames import LoggedFrame, LoggedLoop, logged_frame, logged_frames
 from anchor3r.export.selection import Selection
 from anchor3r.io.extras import optional_library
-from anchor3r.io.files import replacing
+from anchor3r.io.files import check_output, replacing
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.store import LIKELY, Map, load_map
 from anchor3r.trajectory import FramePose, Trajectory
@@ -110,7 +110,10 @@ class LiveRerun:
             if is_address:
                 self._stream.connect_grpc(target)
             elif is_file:
-                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                # Rerun writes into what is there, through a link as well, or waits for a reader of a pipe.
+                file = check_output(target)
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.unlink(missing_ok=True)
                 self._stream.save(target)
             else:
                 self._stream.spawn()

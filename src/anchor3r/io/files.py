@@ -115,19 +115,24 @@ def _unlink_own(unfinished: Path, own: os.stat_result) -> None:
 
 
 @contextmanager
-def replacing_folder(path: Path | str) -> Iterator[Path]:
+def replacing_folder(path: Path | str, *, mark: str | None = None) -> Iterator[Path]:
     """Makes a folder beside `path` that gets its name once the block has ended without an error.
 
-    A folder that has anything in it is never replaced.
+    A folder that has anything in it is never replaced, unless it has a file called `mark`, by which the
+    program knows what it has written itself.
     """
     path = Path(path)
     try:
-        insist_on_new_folder(path)
+        is_own = mark is not None and (path / mark).is_file() and not path.is_symlink()
+        if not is_own:
+            insist_on_new_folder(path)
         unfinished = unfinished_name(path)
         try:
             _remove(unfinished)
             unfinished.mkdir(parents=True)
             yield unfinished
+            if is_own:
+                shutil.rmtree(path)
             unfinished.replace(path)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)

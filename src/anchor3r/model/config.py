@@ -94,7 +94,7 @@ class NetworkConfig:
     point_kind: Literal["points", "depth"] = "points"
     """What the point head predicts: coordinates, or depth along known rays."""
     point_stride: int = 1
-    """Pixels between neighbouring points of the point map."""
+    """Pixels between neighbouring points of the point map; they divide those of a patch."""
     gauge: Gauge = "current"
     """`current` is the paper's; `first` the baseline with poses relative to a persistent first frame."""
     cache_pose_tokens: bool = False
@@ -114,7 +114,13 @@ class NetworkConfig:
             )
         if self.matching is not None and (self.patch_size != 16 or self.window < 2):
             raise ValueError("the correlation stem has patches of 16 and a window of 2 or more")
-        if self.gauge == "first" and self.matching is not None and self.matching.window_estimation:
+        if self.patch_size % self.point_stride:
+            raise ValueError(
+                f"points {self.point_stride} pixels apart do not fill patches of {self.patch_size}"
+            )
+        if self.window_estimation and self.point_stride != 4:
+            raise ValueError(f"windows are estimated at points 4 pixels apart, not {self.point_stride}")
+        if self.gauge == "first" and self.window_estimation:
             raise ValueError("windows are estimated in the current frame's gauge, not in the first one's")
         if self.window < (1 if self.gauge == "current" else 2):
             raise ValueError(

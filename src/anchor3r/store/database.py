@@ -351,6 +351,8 @@ def explained(folder: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         raise Anchor3RError(f"{folder}: {_meaning(name)} ({error})") from error
+    except UnicodeDecodeError as error:  # SQLite's message quotes damaged text, which Python cannot read
+        raise Anchor3RError(f"{folder}: {_meaning('SQLITE_CORRUPT')} (a name in it is no text)") from error
     except OSError as error:
         raise Anchor3RError(f"{folder}: {error.strerror or error}; choose another folder") from error
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
+from anchor3r.io.files import check_output, replacing, replacing_folder
 from anchor3r.kernels import Array
 from anchor3r.worlds.world import World
 
 DEPTH_FACTOR = 256
 """Depth images hold metres times this, 0 = none, as in KITTI's depth benchmark."""
 PNG_LEVEL = 1
+MARK = "world.json"
+"""In the folder of a sequence: the world that it was rendered from, by which it is known to be one."""
 
 
 def write_kitti(
@@ -28,14 +32,16 @@ def write_kitti(
     Writes image_2/000000.png (RGB), depth/000000.png (uint16, metres × 256, 0 = none, clipped at 255.99 m),
     calib.txt (P0 to P3, all the same camera), times.txt, and `out`/poses/<sequence>.txt (camera to the first
     camera, 3×4 a line). `sequence` is by default the seed with two digits. `progress` is told how many
-    frames of how many are done. An older sequence of this name is replaced once the new one is complete.
+    frames of how many are done. An older sequence of this name that was written by this function, which its
+    world.json tells, is replaced once the new one is complete; any other is left as it is.
     """
     name = sequence or f"{world.config.seed:02d}"
-    folder, partial = out / "sequences" / name, out / "sequences" / f".{name}.partial"
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        for part in (partial / "image_2", partial / "depth", out / "poses"):
-            part.mkdir(parents=True, exist_ok=True)
+    folder, poses = out / "sequences" / name, out / "poses" / f"{name}.txt"
+    if check_output(poses).exists() and not (folder / MARK).is_file():
+        raise Anchor3RError(f"{poses} belongs to a sequence that is no world; choose another folder")
+    with replacing_folder(folder, mark=MARK) as partial:
+        for part in (partial / "image_2", partial / "depth"):
+            part.mkdir()
         for index in range(len(world)):
             rendered = world.render(index)
             _write_png(partial / "image_2" / f"{index:06d}.png", rendered.image)
@@ -44,14 +50,9 @@ def write_kitti(
                 progress(index + 1, len(world))
         (partial / "calib.txt").write_text(_calibration(world.intrinsics))
         np.savetxt(partial / "times.txt", world.timestamps_s, fmt="%.6e")
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
-        np.savetxt(out / "poses" / f"{name}.txt", _first_from_camera(world), fmt="%.9e")
-    except OSError as error:
-        raise Anchor3RError(
-            f"cannot write the sequence to {folder} ({error}); choose a writable folder"
-        ) from error
+        (partial / MARK).write_text(json.dumps(asdict(world.config), default=str) + "\n")
+    with replacing(poses) as file:
+        np.savetxt(file, _first_from_camera(world), fmt="%.9e")
     return folder
 
 
