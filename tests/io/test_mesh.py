@@ -14,6 +14,8 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.io.mesh import (
     Mesh,
     face_records,
+    insist_on_faces,
+    insist_on_vertices,
     read_mesh_ply,
     select_vertices,
     simplified,
@@ -88,6 +90,22 @@ def test_a_damaged_mesh_is_told(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\x00" * 50)
     with pytest.raises(Anchor3RError, match="no mesh of this program"):
         read_mesh_ply(path)
+
+
+@pytest.mark.parametrize("where", ["vertices", "faces", "head"])
+def test_a_bit_that_a_disk_has_changed_is_found_out(tmp_path: Path, where: str) -> None:
+    whole, path = sphere(), tmp_path / "m.ply"
+    with waiting_mesh(tmp_path) as waiting:
+        waiting.add(whole.vertices, whole.faces["vertices"])
+        waiting.write(path, np.ones(len(whole.vertices), bool), "about it")
+    insist_on_vertices(read_mesh_ply(path), path)
+    insist_on_faces(read_mesh_ply(path), path)
+    data = bytearray(path.read_bytes())
+    place = {"vertices": len(data) // 3, "faces": len(data) - 1, "head": data.index(b"about")}[where]
+    data[place] ^= 1 if where != "head" else 0x80
+    path.write_bytes(data)
+    with pytest.raises(Anchor3RError, match="damaged"):
+        (insist_on_faces if where == "faces" else insist_on_vertices)(read_mesh_ply(path), path)
 
 
 def test_scratch_records_come_back(tmp_path: Path) -> None:

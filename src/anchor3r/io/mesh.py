@@ -7,6 +7,7 @@ in temporary files until all is known, and only what is kept of it is written.
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,13 @@ _TYPES = {"<f4": "float", "|u1": "uchar", "<i4": "int"}
 _BATCH = 500_000
 _LINE_BYTES = 1 << 24
 """Of a header's line at most; that about a mesh may name many frames."""
-_COMMENT = "comment anchor3r "
+_HEADER_LINES = 32
+"""More than a header of ours has."""
+_DIGITS = 12
+"""More than a count or a checksum has."""
+_FINITE = ("x", "y", "z", "nx", "ny", "nz", "confidence")
+"""Of a vertex, what has to be a number."""
+_COMMENT, _CHECKSUMS = "comment anchor3r ", "comment checksums "
 GLB_FROM_MAP = np.array([1.0, -1.0, -1.0], np.float32)
 """glTF has y up and looks along -z, the map has y down and looks along z."""
 
@@ -47,6 +54,8 @@ class Mesh:
     """(m,) of FACE"""
     about: str = ""
     """One line that whoever wrote it has left."""
+    checksums: tuple[int, int] | None = None
+    """CRC-32 of `about` with the vertices, and of the faces, as the file tells; None where it does not."""
 
     def points(self, which: NDArray[Any] | slice = slice(None)) -> NDArray[np.float32]:
         """(n, 3)"""
@@ -98,19 +107,30 @@ class WaitingMesh:
 
     def write(self, path: Path, kept: NDArray[np.bool_], about: str) -> tuple[int, int]:
         """Writes the kept vertices (n,), and faces whose vertices are all kept; returns how many of both."""
-        number = np.cumsum(kept, dtype=np.int32) - np.int32(1)
-        num_vertices = int(kept.sum())
-        num_faces = sum(int(kept[faces].all(1).sum()) for faces in self._face_batches())
+        num_vertices, num_faces = int(kept.sum()), 0
+        checksums = [zlib.crc32(about.encode()), 0]
+        for batch in self._kept_vertices(kept):
+            checksums[0] = zlib.crc32(batch, checksums[0])
+        for batch in self._kept_faces(kept):
+            checksums[1] = zlib.crc32(batch, checksums[1])
+            num_faces += len(batch) // FACE.itemsize
         with replacing(path) as file:
-            file.write(_header(num_vertices, num_faces, about).encode())
-            self._vertices.seek(0)
-            for start in range(0, self.num_vertices, _BATCH):
-                count = min(_BATCH, self.num_vertices - start)
-                records = np.frombuffer(self._vertices.read(count * VERTEX.itemsize), VERTEX)
-                file.write(records[kept[start : start + count]].tobytes())
-            for faces in self._face_batches():
-                file.write(face_records(number[faces[kept[faces].all(1)]]).tobytes())
+            file.write(_header(num_vertices, num_faces, about, (checksums[0], checksums[1])).encode())
+            file.writelines(self._kept_vertices(kept))
+            file.writelines(self._kept_faces(kept))
         return num_vertices, num_faces
+
+    def _kept_vertices(self, kept: NDArray[np.bool_]) -> Iterator[bytes]:
+        self._vertices.seek(0)
+        for start in range(0, self.num_vertices, _BATCH):
+            count = min(_BATCH, self.num_vertices - start)
+            records = np.frombuffer(self._vertices.read(count * VERTEX.itemsize), VERTEX)
+            yield records[kept[start : start + count]].tobytes()
+
+    def _kept_faces(self, kept: NDArray[np.bool_]) -> Iterator[bytes]:
+        number = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+        for faces in self._face_batches():
+            yield face_records(number[faces[kept[faces].all(1)]]).tobytes()
 
     def _face_batches(self) -> Iterator[NDArray[np.int32]]:
         self._faces.seek(0)
@@ -146,13 +166,12 @@ def write_mesh_ply(path: Path, mesh: Mesh) -> None:
                 file.write(records[start : start + _BATCH].tobytes())
 
 
-def _header(num_vertices: int, num_faces: int, about: str) -> str:
-    assert about.isprintable(), "it has to fit into one line"
-    assert about.isascii()
+def _header(num_vertices: int, num_faces: int, about: str, checksums: tuple[int, int] | None = None) -> str:
     lines = [
         "ply",
         "format binary_little_endian 1.0",
         f"{_COMMENT}{about}",
+        *([] if checksums is None else [f"{_CHECKSUMS}{checksums[0]} {checksums[1]}"]),
         f"element vertex {num_vertices}",
         *(f"property {_TYPES[VERTEX[name].str]} {name}" for name in VERTEX.names or ()),
         f"element face {num_faces}",
@@ -165,37 +184,60 @@ def _header(num_vertices: int, num_faces: int, about: str) -> str:
 def read_mesh_ply(path: Path) -> Mesh:
     """Maps a mesh that this module wrote into memory."""
     path = insist_on_file(path)
+    lines: list[str] = []
     try:
         with open(path, "rb") as file:
-            lines = [file.readline(_LINE_BYTES).decode("ascii", "replace").rstrip("\n") for _ in range(4)]
-            counts = [line.rsplit(" ", 1)[-1] for line in lines[3:]]
-            while (line := file.readline(_LINE_BYTES)) and line != b"end_header\n":
-                if line.startswith(b"element face "):
-                    counts.append(line.decode("ascii", "replace").split()[-1])
+            while len(lines) < _HEADER_LINES and lines[-1:] != ["end_header"]:
+                lines.append(file.readline(_LINE_BYTES).decode("ascii", "replace").rstrip("\n"))
             start = file.tell()
     except OSError as error:
         raise Anchor3RError(f"cannot read {path}: {error.strerror or error}") from error
-    about = lines[2].removeprefix(_COMMENT)
-    if len(counts) != 2 or not all(count.isdecimal() for count in counts):
+    about = next((line.removeprefix(_COMMENT) for line in lines if line.startswith(_COMMENT)), "")
+    counts, told = _numbers(lines, "element "), _numbers(lines, _CHECKSUMS)
+    if len(counts) != 2 or len(told) not in (0, 2):
         raise Anchor3RError(f"{path} is no mesh of this program; remove it and make it again")
-    num_vertices, num_faces = map(int, counts)
-    header = _header(num_vertices, num_faces, about)
+    num_vertices, num_faces = counts
+    checksums = (told[0], told[1]) if told else None
     size = start + num_vertices * VERTEX.itemsize + num_faces * FACE.itemsize
-    if start != len(header) or path.stat().st_size != size:
+    written = _header(num_vertices, num_faces, about, checksums).splitlines()
+    if lines != written or not about.isascii() or path.stat().st_size != size:
         raise Anchor3RError(f"{path} is damaged or of another program; remove it and make it again")
     return Mesh(
         _mapped(path, VERTEX, start, num_vertices),
         _mapped(path, FACE, start + num_vertices * VERTEX.itemsize, num_faces),
         about,
+        checksums,
     )
 
 
+def _numbers(lines: list[str], head: str) -> list[int]:
+    """Those in the lines of a header that begin like this, as far as they can be counts or checksums."""
+    words = [word for line in lines if line.startswith(head) for word in line.split()[1:]]
+    return [int(word) for word in words if word.isdecimal() and len(word) < _DIGITS]
+
+
+def insist_on_vertices(mesh: Mesh, path: Path) -> None:
+    """Refuses a mesh whose vertices are not those that were written, or are nowhere."""
+    checksum = zlib.crc32(mesh.about.encode())
+    for start in range(0, len(mesh.vertices), _BATCH):
+        batch = mesh.vertices[start : start + _BATCH]
+        checksum = zlib.crc32(batch.tobytes(), checksum)
+        if not np.isfinite(_columns(batch, *_FINITE)).all():
+            raise Anchor3RError(f"{path} is damaged: a vertex is nowhere; remove it and make it again")
+    if mesh.checksums is not None and checksum != mesh.checksums[0]:
+        raise Anchor3RError(f"{path} is damaged: its vertices have changed; remove it and make it again")
+
+
 def insist_on_faces(mesh: Mesh, path: Path) -> None:
-    """Refuses a mesh whose faces name vertices that it does not have."""
+    """Refuses a mesh whose faces are not those that were written, or name vertices that it does not have."""
+    checksum = 0
     for start in range(0, len(mesh.faces), _BATCH):
-        faces = mesh.faces["vertices"][start : start + _BATCH]
-        if faces.min() < 0 or faces.max() >= len(mesh.vertices):
+        batch = mesh.faces[start : start + _BATCH]
+        checksum = zlib.crc32(batch.tobytes(), checksum)
+        if batch["vertices"].min() < 0 or batch["vertices"].max() >= len(mesh.vertices):
             raise Anchor3RError(f"{path} is damaged: a face has no vertices; remove it and make it again")
+    if mesh.checksums is not None and checksum != mesh.checksums[1]:
+        raise Anchor3RError(f"{path} is damaged: its faces have changed; remove it and make it again")
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> NDArray[np.void]:

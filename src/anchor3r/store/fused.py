@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.io.inputs import decoding, parse_json
-from anchor3r.io.mesh import Mesh, read_mesh_ply
+from anchor3r.io.mesh import Mesh, insist_on_vertices, read_mesh_ply
 from anchor3r.io.pointcloud import Cloud
 from anchor3r.store.pointmaps import PointMap
 from anchor3r.store.reader import Map
@@ -102,8 +102,9 @@ def read_fused(folder: Path) -> FusedSurface | None:
             raise TypeError("it does not say what it is of")
         if not all(isinstance(frame, int) for frame in frames) or not 0 < voxel < np.inf:
             raise ValueError("it does not say which frames it is of")
-        # Faces are checked where they are used: most look at vertices only, and faces may be gigabytes.
-        return FusedSurface(mesh, identity)
+    # Faces are checked where they are used: most look at vertices only, and faces may be gigabytes.
+    insist_on_vertices(mesh, path)
+    return FusedSurface(mesh, identity)
 
 
 def fused_surface(scene_map: Map, poses: str) -> FusedSurface | None:
