@@ -141,6 +141,20 @@ def test_results_of_other_settings_are_not_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "change", [{"state": "failed"}, {"name": "../../x"}, {"frames": float("nan")}, {"with_pose": [1]}]
+)
+def test_a_result_that_somebody_has_changed_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    manifest, out = tmp_path / "rows.json", tmp_path / "out"
+    row = {"source": WORLD.format(1), "name": "a", "refine": False, "predictor": TRUTH, "stop": 2}
+    manifest.write_text(json.dumps([row]))
+    assert run(manifest, "--out", out) == 0
+    path = out / "a/result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert run(manifest, "--out", out) == 1
+    assert f"{next(iter(change))!r} is no figure" in table(out / "results.csv")["a"]["error"]
+
+
+@pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
         ("a.csv", "source,colour\nx,red\n", "column 'colour'"),

@@ -197,7 +197,7 @@ class RowJob:
         if path.is_file():
             earlier = read_json(path)
             if earlier.pop("stamp", None) == stamp:
-                return earlier
+                return _figures(earlier, path)
             raise Anchor3RError(f"{path} is of other settings; remove its folder or choose another --out")
         result = self._run(folder)
         with replacing(path) as file:
@@ -227,6 +227,18 @@ class RowJob:
             export_map(scene, out, cast(Format, format))
         render_map(scene, folder / PICTURE, RenderSettings(size=_THUMBNAIL))
         return result
+
+
+_LARGEST = 1e300
+"""Of a figure in a result, beyond which it is no measurement."""
+
+
+def _figures(result: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The result of an earlier run, if it is what `RowJob` writes: numbers by name."""
+    for name, value in result.items():
+        if not (isinstance(value, int | float) and -_LARGEST < value < _LARGEST):
+            raise Anchor3RError(f"{path} is damaged ({name[:60]!r} is no figure); remove it to do it anew")
+    return dict(result)
 
 
 def _scores(folder: Path) -> dict[str, Any]:
@@ -277,9 +289,9 @@ def run_batch(
 
 def _table_row(row: BatchRow, outcome: Outcome) -> dict[str, Any]:
     state = "done" if outcome.error is None else "failed"
-    return {"name": row.name, "source": row.source, "state": state} | (
-        {"error": outcome.error} if outcome.error is not None else outcome.result
-    )
+    found = {"error": outcome.error} if outcome.error is not None else outcome.result
+    of_row = {"name": row.name, "source": row.source, "state": state}
+    return of_row | found | of_row  # a result that somebody has changed does not say what the row is
 
 
 def _write_table(path: Path, table: Sequence[Mapping[str, Any]]) -> None:

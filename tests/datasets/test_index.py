@@ -59,6 +59,19 @@ def test_an_index_is_made_once_and_goes_on_where_it_was_interrupted(
     assert len(json.loads(lines[0])) >= 2
 
 
+def test_what_a_disk_has_done_to_an_index_is_looked_at_again(tmp_path: Path) -> None:
+    miniatures.write("waymo", tmp_path)
+    first = index_set(DATA_SETS["waymo"], tmp_path)
+    journal = first.folder / "index.jsonl"
+    for damaged in (b"\xff\x00{\n", b"[]\n", b'{"name": 5}\n', b'{"name": "x", "error": []}\n', b"5\n"):
+        journal.write_bytes(damaged)
+        assert index_set(DATA_SETS["waymo"], tmp_path).entries == first.entries
+    (table,) = (first.folder / "tables").glob("*.npz")
+    table.write_bytes(b"PK" + bytes(99))
+    with pytest.raises(Anchor3RError, match="remove that folder"):
+        index_set(DATA_SETS["waymo"], tmp_path, folder=first.folder).recording(first.entries[0].name)
+
+
 def test_a_kept_table_is_the_one_that_was_read(tmp_path: Path) -> None:
     miniatures.write("waymo", tmp_path)
     found = index_set(DATA_SETS["waymo"], tmp_path)

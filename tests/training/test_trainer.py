@@ -72,6 +72,19 @@ def test_lines_after_the_last_checkpoint_are_not_logged_twice(tmp_path: Path) ->
     assert 99.0 not in losses(tmp_path)
 
 
+def test_a_state_is_not_written_through_a_link_and_a_log_may_be_damaged(tmp_path: Path) -> None:
+    recipe, out = wall_recipe(steps=2), tmp_path / "out"
+    out.mkdir()
+    (tmp_path / "victim").write_text("precious")
+    (out / ".state.pt.unfinished").symlink_to(tmp_path / "victim")
+    run(recipe, out, stop_after=1)
+    assert (tmp_path / "victim").read_text() == "precious"
+    with (out / "log.jsonl").open("ab") as log:
+        log.write(b'[]\n5\n{"step": "x"}\n\xff\xfe\n')
+    run(recipe, out, resume=True)
+    assert [entry["step"] for entry in read_log(out / "log.jsonl") if "total" in entry] == [1, 2]
+
+
 def test_it_learns(tmp_path: Path) -> None:
     recipe = wall_recipe(steps=60, optimiser=OptimiserConfig(learning_rate=3e-3, warmup_steps=5))
     run(recipe, tmp_path)

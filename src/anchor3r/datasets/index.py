@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +24,8 @@ import numpy as np
 from anchor3r.datasets.dataset import DataSet, Recording, SequenceTable
 from anchor3r.datasets.files import Files, open_files
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import DAMAGED, decoding
+from anchor3r.io.inputs import DAMAGED, decoding, text_lines
+from anchor3r.records import record_from_json
 
 THREADS = 8
 """Sequences that are looked at together; most of the time is spent waiting for the disk."""
@@ -67,7 +69,8 @@ class SetIndex:
 @lru_cache(maxsize=64)
 def _recording(dataset: DataSet, root: Path, folder: Path, name: str) -> Recording:
     path = _table_path(folder, name)
-    table = load_table(path.read_bytes(), name)
+    with decoding(f"the index of a data set in {folder}", "remove that folder, and it is made anew"):
+        table = load_table(path.read_bytes(), name)
     return Recording(dataset, _opened(root), table, folder / "overlaps" / f"{path.stem}.npy")
 
 
@@ -153,12 +156,16 @@ def _look_at(dataset: DataSet, files: Files, folder: Path, name: str) -> dict[st
 
 
 def _read_journal(path: Path) -> dict[str, dict[str, Any]]:
-    """Whole lines only: the last one may have been cut off."""
+    """Whole lines only: the last one may have been cut off. What is damaged is looked at again."""
     known: dict[str, dict[str, Any]] = {}
-    for line in path.read_text().splitlines(keepends=True) if path.is_file() else []:
-        if line.endswith("\n"):
-            entry = json.loads(line)
-            known[entry["name"]] = entry
+    for _, line in text_lines(path, errors="replace") if path.is_file() else ():
+        with suppress(ValueError, Anchor3RError):
+            entry = json.loads(line) if line.endswith("\n") else None
+            if isinstance(entry, dict) and isinstance(entry.get("error"), str):
+                known[str(entry["name"])] = entry
+            elif entry is not None:
+                found = record_from_json(Entry, entry, str(path))
+                known[found.name] = asdict(found)
     return known
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
+from anchor3r.io.inputs import DAMAGED
 from anchor3r.kernels import Array, kernel
 from anchor3r.sources.frame import Frame
 
@@ -28,7 +30,9 @@ SAME_SURFACE = 0.1
 def load_or_measure(path: Path, frames: Iterable[Frame]) -> NDArray[np.float32]:
     """What was measured before and kept in a file, or is measured now and kept."""
     if path.is_file():
-        return np.asarray(np.load(path, allow_pickle=False), np.float32)
+        # A file that a disk has damaged is as good as none: it is made anew.
+        with suppress(*DAMAGED):
+            return np.asarray(np.load(path, allow_pickle=False), np.float32)
     overlap = measure_overlap(frames)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Several processes may measure at the same time: each writes a file of its own.

@@ -9,6 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from anchor3r.io.files import replacing
+from anchor3r.io.inputs import text_lines
+
+_OF_ALL = ("step", "time")
+"""Numbers that each line of a log has."""
+
 
 class Journal:
     """Writes what happens in a run into its folder; a resumed run drops the lines after its first step."""
@@ -28,7 +34,8 @@ class Journal:
     def _forget_after(self, step: int) -> None:
         if self.path.exists():
             kept = [entry for entry in read_log(self.path) if entry["step"] <= step]
-            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+            with replacing(self.path) as file:
+                file.write("".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """One line; numbers only."""
@@ -49,13 +56,15 @@ class Journal:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """All whole lines of a log; a line that a crash cut short is left out."""
+    """All whole lines of a log; one that a crash cut short, or that is none of a log, is left out."""
     entries = []
-    for line in path.read_text().splitlines():
+    for _, line in text_lines(path, errors="replace"):
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), int | float) for name in _OF_ALL):
+            entries.append(entry)
     return entries
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import replacing
 from anchor3r.io.inputs import decoding
 from anchor3r.model.checkpoints import load_pickle
 from anchor3r.training.distributed import Processes
@@ -44,9 +44,8 @@ def save_state(
         "weights": weights, "optimiser": moments, "ema": ema,
         "step": state.step, "skipped": state.skipped, "best_score": state.best_score,
     }  # fmt: skip
-    draft = path.with_suffix(".part")
-    torch.save(content, draft)
-    os.replace(draft, path)
+    with replacing(path) as file:
+        torch.save(content, file)
 
 
 def load_state(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.io.files import replacing
 from anchor3r.model.checkpoints import load_tensors, read_tensors, save_checkpoint
 from anchor3r.model.network import Anchor3RNetwork
 from anchor3r.training.clips import Clips
@@ -199,8 +200,8 @@ class Trainer:
             for name, value in loaded.ema.items():
                 self.ema[name].copy_(value)
         if self.group.is_first:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / "recipe.json").write_text(json.dumps(self.recipe.to_dict(), indent=1, default=str))
+            with replacing(out / "recipe.json") as file:
+                file.write(json.dumps(self.recipe.to_dict(), indent=1, default=str).encode())
 
 
 class _Swapped:
