@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -231,7 +231,8 @@ class _Densification:
         sources = [] if around is None else views.sources(row, around)
         if around is None or not sources:
             return None
-        return measure(views.view(row), sources, views.camera, around.nearest, self._config.stereo)
+        planes = measure(views.view(row), sources, views.camera, around.nearest, self._config.stereo)
+        return replace(planes, inverse=np.where(views.shown, planes.inverse, np.float32(np.nan)))
 
     def _checked(self, k: int, measured: dict[int, PixelPlanes | None]) -> KeyframeDepth | None:
         own = measured[k]

@@ -18,7 +18,7 @@ from anchor3r.dense.views import ViewConfig, candidates, choose_sources, is_next
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.store import Map, PointMap
-from anchor3r.store.camera import common_camera, lens_of, without_lens
+from anchor3r.store.camera import common_camera, lens_of, shown_by_lens, without_lens
 from anchor3r.trajectory import Trajectory
 
 ImageReader = Callable[[int], NDArray[np.uint8]]
@@ -56,6 +56,8 @@ class DepthViews:
         self._source_camera, self._lens = common_camera(scene_map), lens_of(scene_map)
         self.camera = _at_size(self._source_camera, size)
         """Of all views."""
+        self.shown = shown_by_lens(self._source_camera, self._lens, self.camera)
+        """(h, w) pixels of a view that its image from the source has, too."""
         self._images: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
         self._lock = Lock()
 

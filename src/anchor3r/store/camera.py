@@ -78,7 +78,11 @@ def lens_of(scene_map: Map) -> tuple[float, float]:
 def without_lens(
     image: NDArray[np.uint8], camera: Pinhole, lens: tuple[float, float], target: Pinhole
 ) -> NDArray[np.uint8]:
-    """An image (H, W, 3) of a camera with radial distortion, as an ideal one of another size sees it."""
+    """An image (H, W, 3) of a camera with radial distortion, as an ideal one of another size sees it.
+
+    Where that looks past the image the pixel at the border is repeated: an edge to black, which moves with
+    the camera, would spoil all windows that reach over it.
+    """
     import cv2
 
     camera = camera.resized(image.shape[1], image.shape[0])
@@ -89,7 +93,16 @@ def without_lens(
         camera = camera.resized(target.width, target.height)
     if lens == (0.0, 0.0) and camera == target:
         return image
-    return np.asarray(cv2.remap(image, *_straightening(camera, lens, target), cv2.INTER_LINEAR), np.uint8)
+    maps = _straightening(camera, lens, target)
+    straight = cv2.remap(image, *maps, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+    return np.asarray(straight, np.uint8)
+
+
+def shown_by_lens(camera: Pinhole, lens: tuple[float, float], target: Pinhole) -> NDArray[np.bool_]:
+    """(h, w) pixels of the ideal image that lie within the one of the lens."""
+    columns, rows = _straightening(camera.resized(target.width, target.height), lens, target)
+    inside = (columns >= -0.5) & (columns <= target.width - 0.5)
+    return np.asarray(inside & (rows >= -0.5) & (rows <= target.height - 0.5), np.bool_)
 
 
 @lru_cache(maxsize=4)
