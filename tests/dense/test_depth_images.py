@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from anchor3r.dense.consistency import compare
 from anchor3r.dense.depth_images import DepthImageConfig, PredictedDepth, depth_image
 from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin
+from anchor3r.dense.patches import specks
 from anchor3r.dense.slanted_refinement import PixelPlanes
 from anchor3r.geometry import SE3, Pinhole
 
@@ -80,6 +83,30 @@ def test_what_windows_carry_over_an_edge_is_told_by_its_looks() -> None:
     assert not found[(u < 20) | (u >= 23)].any()
     right = planes(np.where(u < 20, 0.5, 0.1))
     assert not carried_over(right, np.ones(SHAPE, bool), grey).any()
+
+
+def test_patches_smaller_than_a_window_are_specks_whatever_lies_around_them() -> None:
+    inverse = np.full(SHAPE, 0.25, np.float32)
+    inverse[4:11, 4:11] = 0.5  # 49 pixels: as large as a window
+    inverse[20:26, 4:12] = 0.5  # 48
+    inverse[30, 40] = 1e-4
+    known = np.ones(SHAPE, bool)
+    known[15:18] = False  # does not part the wall, which is large on both sides
+    small = np.zeros(SHAPE, bool)
+    small[20:26, 4:12] = small[30, 40] = True
+    np.testing.assert_array_equal(specks(planes(inverse), known), small)
+    assert not specks(planes(inverse), np.zeros(SHAPE, bool)).any()
+
+
+def test_ground_at_a_grazing_angle_hangs_together_by_its_slope() -> None:
+    v = np.arange(SHAPE[0], dtype=np.float32)[:, None]
+    steep = np.broadcast_to(0.01 + 0.05 * v, SHAPE).astype(np.float32)
+    flat = np.zeros(SHAPE, np.float32)
+    facing = planes(steep)
+    tilted = replace(facing, slope_y=flat + np.float32(0.05))
+    known = np.ones(SHAPE, bool)
+    assert specks(facing, known)[:8].all()
+    assert not specks(tilted, known).any()
 
 
 @pytest.mark.parametrize("fill", ["holes", "planes", "all"])

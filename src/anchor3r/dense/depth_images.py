@@ -18,6 +18,7 @@ from anchor3r.dense.completion import Completed, CompletionConfig, complete
 from anchor3r.dense.consistency import Agreement
 from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
+from anchor3r.dense.patches import specks
 from anchor3r.dense.slanted_refinement import PixelPlanes, fitted_slopes, plane_normals
 from anchor3r.geometry import Pinhole
 
@@ -48,10 +49,11 @@ class DepthImageConfig:
     """Neighbouring keyframes that see a point where it was measured, at least;"""
     tolerance: float = 0.05
     """depths that differ by more than this part do not agree."""
-    least_confidence: float = 0.5
-    """Measured depths that are less likely right are left out,"""
+    least_confidence: float = 0.4
+    """Measured depths that are less likely right are left out. It knows nothing of specks: of what is left
+    without them between 0.4 and 0.5 on streets 101, 103 and 105, 45 to 52 % are right."""
     least_plane_confidence: float = 0.1
-    """and so are planes that are less likely right than this."""
+    """Planes that are less likely right than this are left out."""
     completion: CompletionConfig = CompletionConfig()
     """How planes are put through what was measured."""
 
@@ -86,6 +88,7 @@ def depth_image(
     kept &= agreement.inverse > 0
     grey = np.asarray(cv2.cvtColor(colours, cv2.COLOR_RGB2GRAY), np.float32)
     kept &= ~carried_over(planes, kept, grey)
+    kept &= ~specks(planes, kept)
     inverse = np.where(kept, agreement.inverse, np.float32(np.nan))
     confidence = np.where(kept, confidence, np.float32(0))
     slopes = fitted_slopes(inverse, part=_SAME_SURFACE, radius=_NORMAL_RADIUS)
