@@ -83,3 +83,21 @@ def test_a_flight_over_a_field_is_seen_from_above() -> None:
     rotation = np.concatenate([np.tile(there, (10, 1, 1)), np.tile(back, (9, 1, 1))])
     center = np.array([[k % 10, k // 10, 0.0] for k in range(19)])
     assert_allclose(upward(trajectory(center, rotation)), [0, 0, -1], atol=1e-12)
+
+
+def test_a_plane_that_cameras_face_is_seen_from_its_front_and_as_upright_as_they_saw_it() -> None:
+    """A wall that somebody walks along, or a field below a single strip: no camera turns."""
+    rng = np.random.default_rng(0)
+    wall = rng.normal((0, 0, 10), (8, 4, 0.2), (500, 3))
+    wall[::20] += rng.normal(0, 30, (25, 3))
+    walk = trajectory(np.linspace((8, 0, 0), (-8, 0, 0), 20))
+    up = upward(walk, wall)
+    assert up @ [0, 0, -1] > 0.99
+    assert_allclose(top_axes(walk, wall, up), np.eye(3), atol=0.1)
+    beside = rng.uniform((-10, -3, 0), (10, 2, 110), (2000, 3))
+    drive = trajectory(np.linspace((0, 0, 0), (0, 0, 100), 50))
+    road = np.where([[False, True, False]], 1.5, beside)  # a plane, but not one that the camera faces
+    for points in (beside, road, wall[:10]):
+        assert_allclose(upward(drive, points), [0, -1, 0])
+    thick = rng.uniform((-2, -1.5, 2), (2, 1.5, 4), (2000, 3))
+    assert_allclose(upward(walk, thick), [0, -1, 0])

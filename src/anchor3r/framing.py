@@ -27,17 +27,44 @@ _SAME_DIRECTION = 0.3
 _UPRIGHT, _DOWNWARD = 0.5, 0.8
 """Lengths of the mean of the cameras' upright axes and directions: a flight to and fro over a field is
 below the first and above the second; no camera that is held upright is."""
+_FLAT = 0.1
+"""Thickness of the points over their width below which they are a plane: seen from its edge it is a line."""
+_MIN_PLANE_POINTS, _PLANE_POINTS, _PLANE_ROUNDS, _ON_PLANE = 30, 5_000, 4, 0.9
+"""Fewest and most points that a plane is fitted to, how often, and the part of them nearest to it that the
+next fit is to."""
 
 
-def upward(poses: Trajectory) -> Floats:
-    """(3,) unit vector: cameras are held upright on average, or look straight down and turn."""
+def upward(poses: Trajectory, points: NDArray[Any] | None = None) -> Floats:
+    """(3,) unit vector: cameras are held upright on average, or look straight down and turn.
+
+    If the points (n, 3) are a plane that the cameras look at from its front, such as a field below a single
+    strip of a flight, it is the plane's normal: who looks along the plane sees a line.
+    """
     if not len(poses):
         return np.array([0.0, -1.0, 0.0])
     upright, backward = -poses.rotation[:, 1].mean(0), -poses.rotation[:, 2].mean(0)
     lengths = float(np.linalg.norm(upright)), float(np.linalg.norm(backward))
     if lengths[0] < _UPRIGHT and lengths[1] > _DOWNWARD:
         return backward / lengths[1]
+    normal = None if points is None else _normal_of_plane(points)
+    if normal is not None and abs(normal @ backward) > _DOWNWARD:
+        return normal if normal @ backward > 0 else -normal
     return upright / lengths[0] if lengths[0] > 0.1 else np.array([0.0, -1.0, 0.0])
+
+
+def _normal_of_plane(points: NDArray[Any]) -> Floats | None:
+    """(3,) of the plane that the bulk of points (n, 3) lies in, of either sign; None if there is none."""
+    chosen = points[:: -(-len(points) // _PLANE_POINTS)].astype(np.float64) if len(points) else points
+    if len(chosen) < _MIN_PLANE_POINTS:
+        return None
+    low, high = np.quantile(chosen, _BULK, axis=0)
+    kept = chosen = chosen[((chosen >= low) & (chosen <= high)).all(1)]
+    for _ in range(_PLANE_ROUNDS):
+        middle = np.median(kept, axis=0)
+        variances, axes = np.linalg.eigh(np.cov(kept, rowvar=False))
+        off = np.abs((chosen - middle) @ axes[:, 0])
+        kept = chosen[off <= np.quantile(off, _ON_PLANE)]
+    return axes[:, 0] if variances[0] < _FLAT**2 * variances[1] else None
 
 
 def bounds(points: NDArray[Any], path: NDArray[Any]) -> tuple[Floats, Floats]:
@@ -100,7 +127,9 @@ def _ahead(poses: Trajectory, points: NDArray[Any], up: Floats) -> tuple[Floats,
     path_extent, extent = (
         float(np.linalg.norm(np.subtract(*bounds(p, path)))) for p in (path, points @ level)
     )
-    looked = poses.rotation[:, 2].mean(0) @ level
+    looked, upright = poses.rotation[:, 2].mean(0) @ level, -poses.rotation[:, 1].mean(0) @ level
+    if float(np.linalg.norm(upright)) > _DOWNWARD:  # what all cameras see upright from its front
+        return upright / np.linalg.norm(upright), False
     is_path = path_extent > _LONG_PATH * extent or float(np.linalg.norm(looked)) < _SAME_DIRECTION
     if not is_path:
         return looked / np.linalg.norm(looked), False

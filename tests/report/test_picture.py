@@ -34,7 +34,7 @@ def some_scene(ground: int = 4000, roof: int = 0, *, strays: int = 0) -> Picture
     path = np.linspace((0, 0, 0), (1, 0, 10), 20)
     return PictureScene(
         poses=looking_along_z(path), points=points.astype(np.float32), normals=np.full_like(points, np.nan),
-        colours=colours, below=points[:, 1] >= 0, paths={"online": [path], TRUTH: [path + 0.1]},
+        colours=colours, up=UP, below=points[:, 1] >= 0, paths={"online": [path], TRUTH: [path + 0.1]},
         cameras=np.empty((0, 11, 3)), metres_per_unit=2.0,
     )  # fmt: skip
 
@@ -150,7 +150,7 @@ def room_scene() -> PictureScene:
     path = np.linspace((-0.2, 0, 0), (0.2, 0, 0), 20)
     return PictureScene(
         poses=looking_along_z(path), points=points.astype(np.float32), normals=normals.astype(np.float32),
-        colours=np.tile(np.array(GREEN, np.uint8), (len(points), 1)), below=points[:, 1] >= 0,
+        colours=np.tile(np.array(GREEN, np.uint8), (len(points), 1)), up=UP, below=points[:, 1] >= 0,
         paths={"online": [path]}, cameras=np.empty((0, 11, 3)), metres_per_unit=None,
     )  # fmt: skip
 
@@ -172,6 +172,30 @@ def test_walls_do_not_hide_the_room_from_outside() -> None:
     nearest, farthest = (scene.points[:, 2] == end for end in (-1, 4))
     assert not shown[nearest].any(), "the wall between the viewer and the room"
     assert shown[farthest].all()
+
+
+@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
+def test_a_field_below_a_single_strip_of_a_flight_is_not_drawn_from_its_edge(
+    tmp_path: Path, view: View
+) -> None:
+    """The camera looks straight down and never turns, so that nothing but the plane tells what is up."""
+    field = tmp_path / "field"
+    field.mkdir()
+    np.savetxt(field / "camera-intrinsics.txt", [[60, 0, 31.5], [0, 60, 23.5], [0, 0, 1]])
+    rng = np.random.default_rng(0)
+    for index in range(6):
+        stem = field / f"frame-{index:06}"
+        pixels = np.full((48, 64, 3), (40, 200, 60), np.uint8) + rng.integers(0, 20, (48, 64, 3), np.uint8)
+        Image.fromarray(pixels).save(f"{stem}.color.png")
+        Image.fromarray(rng.integers(9900, 10_100, (48, 64)).astype(np.uint16)).save(f"{stem}.depth.png")
+        world_from_camera = np.eye(4)
+        world_from_camera[0, 3] = index
+        np.savetxt(f"{stem}.pose.txt", world_from_camera)
+    made, picture_file = str(tmp_path / "map"), tmp_path / "map.png"
+    assert cli.main(["map", f"7scenes:{field}", "--predictor", "ground-truth", "--out", made]) == 0
+    command = ["render", made, "--out", str(picture_file), "--size", "400", "300", "--view", view]
+    assert cli.main(command) == 0
+    assert share_of(np.asarray(Image.open(picture_file).convert("RGB"), int), 1) > 0.15
 
 
 def test_unrelated_components_have_a_pane_each_and_are_named(

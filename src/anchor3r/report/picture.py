@@ -67,6 +67,8 @@ class PictureScene:
     """(n, 3) towards the side from which a point was seen, of any length; NaN where that is not known"""
     colours: NDArray[np.uint8]
     """(n, 3) RGB"""
+    up: NDArray[np.float64]
+    """(3,) unit vector"""
     below: NDArray[np.bool_]
     """(n,) whether a point is not higher than the camera that saw it, so that no roof hides the path"""
     paths: dict[str, list[NDArray[np.float64]]]
@@ -111,7 +113,10 @@ def _component_title(part: Trajectory, k: int, count: int) -> str:
 def _scene(
     scene_map: Map, name: str, poses: Trajectory, title: str, min_confidence: float, max_points: int
 ) -> PictureScene:
-    points, normals, colours, below, num_hidden = _points(scene_map, name, poses, min_confidence, max_points)
+    points, normals, colours, seen_from, num_hidden = _points(
+        scene_map, name, poses, min_confidence, max_points
+    )
+    up = upward(poses, points)
     fused = fused_surface(scene_map, name)
     remarks = [title] if title else []
     if len(poses) == 1:
@@ -141,7 +146,8 @@ def _scene(
         points=points,
         normals=normals,
         colours=colours,
-        below=below,
+        up=up,
+        below=(points - seen_from) @ up <= 0,
         paths=paths,
         cameras=frustum_lines(some, scene_map.intrinsics(int(poses.frames[0])), _camera_size(poses, points)),
         metres_per_unit=1.0 if is_metric else fitted,
@@ -174,17 +180,17 @@ def _camera_size(poses: Trajectory, points: NDArray[np.float32]) -> float:
 
 def _points(
     scene_map: Map, name: str, poses: Trajectory, min_confidence: float, max_points: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.bool_], int]:
-    """Points, normals, colours and whether they are below their camera; how many were not sure enough.
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.float32], int]:
+    """Points, normals, colours and the camera that saw each; how many were not sure enough.
 
     Those of the fused surface, if there is one of these poses, else those of the frames.
     """
     if (fused := fused_surface(scene_map, name)) is not None:
         return _fused_points(fused, poses, min_confidence, max_points)
     frames = poses.frames[:: -(-len(poses) // min(MAX_FRAMES, max_points))].tolist()
-    up, rng, num_hidden = upward(poses), np.random.default_rng(0), 0
+    rng, num_hidden = np.random.default_rng(0), 0
     points, normals = [np.empty((0, 3), np.float32)], [np.empty((0, 3), np.float32)]
-    colours, below = [np.empty((0, 3), np.uint8)], [np.empty(0, bool)]
+    colours, seen_from = [np.empty((0, 3), np.uint8)], [np.empty((0, 3), np.float32)]
     for pose, point_map in scene_map.iter_points(name, frames):
         known = np.isfinite(point_map.points_in_camera).all(-1)
         sure = np.flatnonzero(known & (point_map.confidence >= min_confidence))
@@ -195,14 +201,14 @@ def _points(
         in_camera = _normals(point_map.points_in_camera).reshape(-1, 3)[chosen]
         normals.append((in_camera @ pose.rotation).astype(np.float32))
         colours.append(point_map.colours.reshape(-1, 3)[chosen])
-        below.append((points[-1] - pose.center) @ up <= 0)
-    columns = np.concatenate(points), np.concatenate(normals), np.concatenate(colours), np.concatenate(below)
-    return *columns, num_hidden
+        seen_from.append(np.broadcast_to(pose.center.astype(np.float32), (len(chosen), 3)))
+    columns = np.concatenate(points), np.concatenate(normals), np.concatenate(colours)
+    return *columns, np.concatenate(seen_from), num_hidden
 
 
 def _fused_points(
     fused: FusedSurface, poses: Trajectory, min_confidence: float, max_points: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.bool_], int]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.float32], int]:
     """The same of a fused surface, evenly from all over it."""
     frame = fused.mesh.vertices["frame"]
     here = np.isin(frame, poses.frames)
@@ -211,10 +217,9 @@ def _fused_points(
     if len(chosen) > max_points:
         chosen = np.sort(np.random.default_rng(0).choice(chosen, max_points, replace=False))
     points = fused.mesh.points(chosen)
-    seen_from = poses.center[np.searchsorted(poses.frames, frame[chosen])]
-    below = (points - seen_from) @ upward(poses) <= 0
+    seen_from = poses.center[np.searchsorted(poses.frames, frame[chosen])].astype(np.float32)
     num_hidden = int(here.sum() - sure.sum())
-    return points, fused.mesh.normals(chosen), fused.mesh.colours(chosen), below, num_hidden
+    return points, fused.mesh.normals(chosen), fused.mesh.colours(chosen), seen_from, num_hidden
 
 
 def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -343,7 +348,7 @@ def _top_camera(
     scene: PictureScene, points: NDArray[np.float32], path: NDArray[np.float64], size: tuple[int, int]
 ) -> PictureCamera:
     sample = _sample(points)
-    axes = top_axes(scene.poses, sample, upward(scene.poses))
+    axes = top_axes(scene.poses, sample, scene.up)
     low, high = bounds(sample @ axes.T, path @ axes.T)
     extent = np.maximum(high - low, 1e-6 + 1e-3 * float((high - low).max()))[:2]
     if (extent[0] < extent[1]) == (size[0] > size[1]):
@@ -356,7 +361,7 @@ def _top_camera(
 
 def _oblique_camera(scene: PictureScene, path: NDArray[np.float64], size: tuple[int, int]) -> PictureCamera:
     sample = _sample(scene.points)
-    axes = oblique_axes(scene.poses, sample, upward(scene.poses))
+    axes = oblique_axes(scene.poses, sample, scene.up)
     focal = max(size) / 2 / float(np.tan(np.radians(_HALF_ANGLE_DEG)))
     tangents = (1 - 2 * _MARGIN) * np.array(size) / 2 / focal
     center = standing_point(axes, tangents, sample, path)

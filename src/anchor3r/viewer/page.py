@@ -136,7 +136,7 @@ def _component(
     return {
         "frames": f"{poses.frames[0]}–{poses.frames[-1]}",
         "count": len(poses),
-        "up": upward(poses).tolist(),
+        "up": upward(poses, seen).tolist(),
         "truth": key if aligned is not None else None,
         "views": {
             view: {part: value.tolist() for part, value in asdict(chosen).items()}

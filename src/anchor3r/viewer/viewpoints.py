@@ -34,7 +34,7 @@ def viewpoint(
     points: NDArray[np.float32],
 ) -> Viewpoint:
     """From where all of these poses and the bulk of these points (n, 3) are seen, along the chosen axes."""
-    up = upward(poses)
+    up = upward(poses, points)
     axes = axes_of(poses, points, up)
     # As wide as high: the panel covers a part of a wide window.
     tangents = np.full(2, _FILLED * np.tan(VERTICAL_FOV_RAD / 2))
