@@ -91,6 +91,26 @@ def test_what_the_photographs_say_of_the_focal_length_is_a_start(room: list[Fram
     assert summary["camera"]["stated"]
 
 
+def test_what_photographs_lack_is_said_in_their_words(
+    room: list[Frame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two scenes and one photograph of a third: none of them is a video whose tracking broke."""
+    mixed = [*room, *views(12, 8), views(21, 1)[0]]
+    folder, out = str(save(tmp_path / "photos", mixed)), str(tmp_path / "map")
+    assert cli.main(["map", folder, "--out", out, "--order", "none"]) == 0
+    mapped = capsys.readouterr().out
+    assert "frame 20: too little in common with the other photographs" in mapped
+    assert "not all photographs share enough of what they see: 2 components" in mapped
+    page = str(tmp_path / "report.html")
+    assert cli.main(["report", out, "--out", page]) == 0
+    warned = capsys.readouterr().out
+    assert "no relation to the others" in warned
+    assert "not refined" not in warned, "there is nothing to refine"
+    assert cli.main(["refine", out]) == 0, "nor an error in trying"
+    assert cli.main(["export", out, "--format", "tum", "--out", str(tmp_path / "t.tum")]) == 0
+    assert "tracking" not in mapped + warned + "".join(capsys.readouterr())
+
+
 def test_two_scenes_are_two_components(room: list[Frame], tmp_path: Path) -> None:
     other = views(12, 8)
     mixed = [frame for pair in zip(room, other, strict=False) for frame in pair]

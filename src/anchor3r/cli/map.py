@@ -258,6 +258,7 @@ def _told_how_to_go_on(run: MappingRun) -> Iterator[None]:
 def _in_words(summary: dict[str, Any]) -> str:
     from anchor3r.export.cameras import camera_in_words
     from anchor3r.pipeline.shortfall import REMEDIES, Gap
+    from anchor3r.store import NO_SHARED_VIEW, PHOTOGRAPHS
     from anchor3r.trajectory import ONLY_TURNED
 
     lines = [
@@ -277,7 +278,8 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["skipped"]:
         lines.append(f"skipped, as it could not be decoded: {_counted(summary['skipped'])}")
     if summary["components"] > 1:
-        lines.append(f"tracking broke: {summary['components']} components, which no measurement relates")
+        cause = NO_SHARED_VIEW if summary["predictor"] == PHOTOGRAPHS else "tracking broke"
+        lines.append(f"{cause}: {summary['components']} components, which no measurement relates")
     if summary["only_turns"]:
         lines.append(ONLY_TURNED)
     if gaps := summary["without_pose"]:

@@ -43,7 +43,7 @@ class ExportSettings:
     frames: Literal["all", "keyframes"] = "all"
     """All with a pose, or keyframes only: one out of as many as refine takes."""
     component: int | None = None
-    """Only this part of a map whose tracking broke; all of them if not given."""
+    """Only this part of a map whose parts no measurement relates; all of them if not given."""
     gaps: Gaps = Gaps.ERROR
     """What a kitti file, which has a line for every frame, says of a frame without a pose: error refuses to
     write, hold repeats the pose of the frame before."""
@@ -157,8 +157,8 @@ def _chosen_part(scene_map: Map, poses: str, settings: ExportSettings, notes: li
         trajectory = trajectory.select(trajectory.component == component)
     elif len(parts) > 1:
         notes.append(
-            f"tracking broke, so the map has the components {parts}, which no measurement relates; they are "
-            "all written. Choose one with --component"
+            f"{scene_map.cause_of_components()}, so the map has the components {parts}, which no measurement "
+            "relates; they are all written. Choose one with --component"
         )
     if not len(trajectory):
         if component is None:

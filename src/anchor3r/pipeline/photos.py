@@ -7,6 +7,7 @@ and come into the map as those of another system do (`importing`), with the poin
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -27,8 +28,9 @@ from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.predictors.features.config import FeaturesConfig
-from anchor3r.predictors.interface import WindowPrediction
+from anchor3r.predictors.interface import NoPoseReason, WindowPrediction
 from anchor3r.sources import Frame, Source, StatedCamera
+from anchor3r.store import PHOTOGRAPHS
 from anchor3r.threads import chosen_threads
 
 MAX_PHOTOS = 400
@@ -89,13 +91,16 @@ def map_photos(
             f"{source.uri} has {count} photographs in no order; {_MIN_PHOTOS} to {MAX_PHOTOS} can be mapped, "
             "as each is matched with each: take some of them with --start, --stop and --stride, or film"
         )
+    started = time.perf_counter()
     solved = solve_photos(source, settings, progress)
     source.camera = solved.camera
     predictor = _PlacedPhotos(solved)
     with MappingRun(source, predictor, out, settings, overwrite=overwrite) as run:
         for done, _ in enumerate(run, 1):
             progress("writing", done, count)
-    return run.summary()
+    seconds = time.perf_counter() - started
+    spent = {"seconds": round(seconds, 3), "frames_per_second": round(count / seconds, 2)}
+    return run.summary() | spent
 
 
 def solve_photos(source: Source, settings: MapSettings, progress: Progress) -> SolvedPhotos:
@@ -282,7 +287,7 @@ class _PlacedPhotos(ImportedPoses):
     def __init__(self, solved: SolvedPhotos) -> None:
         keys = solved.frames.astype(np.float64)
         poses = PairedPoses(keys, solved.camera_from_world, False, 0.0, solved.model)
-        super().__init__(poses, "photographs placed by COLMAP", ImportSettings(), None)
+        super().__init__(poses, PHOTOGRAPHS, ImportSettings(), None)
         self._solved = solved
 
     def estimated_camera(self) -> dict[str, float | bool]:
@@ -294,6 +299,8 @@ class _PlacedPhotos(ImportedPoses):
 
     def step(self, frame: Frame) -> WindowPrediction:
         prediction = super().step(frame)
+        if frame.index not in self._solved.frames:
+            return replace(prediction, reason=NoPoseReason.NOT_PLACED)
         if frame.index not in self._solved.points or frame.intrinsics is None:
             return prediction
         at = int(np.searchsorted(self._solved.frames, frame.index))

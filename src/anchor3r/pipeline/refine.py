@@ -76,7 +76,8 @@ def refine_map(
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
         number, searched = merge_search(scene_map), False
         config = config or LoopSearchConfig()
-        if settings.loops:
+        # Photographs were matched all with all already: a search would find nothing that is not known.
+        if settings.loops and (settings.predictor is not None or not scene_map.is_of_photographs):
             search = LoopSearch(scene_map, writer, settings, config, read_frame, progress, clock)
             number, searched = search.ensure(predictor or _loader(scene_map, settings), choices, name)
         with clock.stage("averaging"):

@@ -55,6 +55,7 @@ class Cause(StrEnum):
     NO_OVERLAP = "no overlap"
     NO_PARALLAX = "no parallax"
     LOST = "tracking was lost"
+    NOT_PLACED = "too little in common with the other photographs"
     NO_ANCHOR = "after the last anchor"
     UNKNOWN = "cause not known"
 
@@ -64,6 +65,7 @@ _CAUSE_OF = {
     NoPoseReason.NO_MOTION: Cause.NO_MOTION,
     NoPoseReason.NO_PARALLAX: Cause.NO_PARALLAX,
     NoPoseReason.NO_OVERLAP: Cause.NO_OVERLAP,
+    NoPoseReason.NOT_PLACED: Cause.NOT_PLACED,
 }
 REMEDIES = {
     Cause.TOO_FEW_FRAMES: "a start takes a dozen frames or more: take a longer part, or a smaller --stride",
@@ -75,6 +77,8 @@ REMEDIES = {
     "at something flat or far away? Move it sideways; if the lens is unusual, state it (--intrinsics, --fov)",
     Cause.LOST: "the images move and overlap, but no relation to earlier ones was found: are there blur, "
     "flashes or moving things?",
+    Cause.NOT_PLACED: "what a photograph shows should be seen by two others: add some in between, "
+    "or take them in their full size",
     Cause.NO_ANCHOR: "take frames up to the next anchor, or a smaller --every",
     Cause.UNKNOWN: "the images are not at hand to look into it",
 }

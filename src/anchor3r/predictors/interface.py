@@ -42,6 +42,8 @@ class NoPoseReason(StrEnum):
     """The image moves, but too little of that is due to a translation, or not clearly so."""
     NO_OVERLAP = "no overlap"
     """What earlier frames saw is not found again: a cut, a jump, too fast a motion."""
+    NOT_PLACED = "not placed"
+    """A photograph in no order that shares too little with the others to be placed among them."""
 
 
 @dataclass(frozen=True, kw_only=True)

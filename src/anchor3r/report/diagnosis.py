@@ -122,13 +122,14 @@ def _missing_frames(scene_map: Map, table: FrameTable, trajectory: Trajectory) -
     # A frame that was lost has a pose nevertheless if it came to be the first one of a new component.
     lost = table.index[~placed & (table.status == WindowStatus.LOST.value)]
     if len(lost):
-        yield f"{len(lost)} frames were lost (no relation to earlier ones was found): {ranges(lost)}"
+        to_which = "the others" if scene_map.is_of_photographs else "earlier ones"
+        yield f"{len(lost)} frames were lost (no relation to {to_which} was found): {ranges(lost)}"
     unplaced = table.index[~placed & (table.status != WindowStatus.LOST.value)]
     if len(unplaced):
         yield f"{len(unplaced)} other frames have no pose: {ranges(unplaced)}"
     parts = 1 if trajectory.component is None else len(np.unique(trajectory.component))
     if parts > 1:
-        cause = "its parts have not all been joined" if scene_map.parts() else "tracking broke"
+        cause = scene_map.cause_of_components()
         yield f"{cause}: the map has {parts} components, which no measurement relates"
     stride, expected = scene_map.meta.get("identity", {}).get("stride", 1), scene_map.meta.get("num_frames")
     whole, part = scene_map.parts(), scene_map.part_of(table.index)
@@ -208,6 +209,8 @@ def _open_loops(residuals: Residuals, config: DiagnosisConfig) -> Iterator[str]:
 
 def _loops(scene_map: Map) -> Iterator[str]:
     refinements = scene_map.refinements()
+    if not refinements and scene_map.is_of_photographs:
+        return
     if not refinements:
         yield "the map was not refined: loops are open and poses are those found on the way (anchor3r refine)"
         return

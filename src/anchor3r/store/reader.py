@@ -52,6 +52,10 @@ if TYPE_CHECKING:
     from anchor3r.places.localiser import Localisation
     from anchor3r.store.localising import MapLocaliser
 
+PHOTOGRAPHS = "photographs placed by COLMAP"
+"""What a map of photographs in no order names as its predictor."""
+NO_SHARED_VIEW = "not all photographs share enough of what they see"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrameTable:
@@ -214,6 +218,11 @@ class Map:
         if not count:
             return f"{text}."
         return f"{text}: none of its {count} frames could be related to others. Does the camera move?"
+
+    @property
+    def is_of_photographs(self) -> bool:
+        """Whether its images were matched all with all, and not followed one by one."""
+        return bool(self.meta.get("identity", {}).get("predictor") == PHOTOGRAPHS)
 
     @_decoding
     def trajectory_names(self) -> list[str]:
@@ -538,6 +547,12 @@ class Map:
         if any(np.diff([part.first_frame for part in parts]) <= 0):
             raise ValueError("its parts have no order")
         return parts
+
+    def cause_of_components(self) -> str:
+        """Why it may have components that no measurement relates."""
+        if self.is_of_photographs:
+            return NO_SHARED_VIEW
+        return "its parts have not all been joined" if self.parts() else "tracking broke"
 
     def part_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
         """(n,) which of its parts frames (n,) are of; 0 in a map of one source."""
