@@ -5,6 +5,7 @@ then simulates what a user would have, refines the map with it under a name of i
 truth as it stands, without a fitted scale. Prints a line a draw and a summary.
 
     python benchmarks/metres.py gnss kitti:DATA/00 --out out/metres/00
+    python benchmarks/metres.py online kitti:DATA/00 --out out/metres/00
     python benchmarks/metres.py distances 7scenes:DATA/redkitchen --out out/metres/kitchen
     python benchmarks/metres.py height "world:101?motion=driving&frames=300" --out out/metres/drive
     python benchmarks/metres.py cost
@@ -28,9 +29,11 @@ from anchor3r import load_map, map_source, refine_map
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import so3_exp, umeyama
 from anchor3r.pipeline.knowledge import PriorSettings
+from anchor3r.pipeline.placing import OnlinePlacer, PositionSettings
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.pose_graph.placement import Knowledge
 from anchor3r.pose_graph.priors import Positions
 from anchor3r.trajectory import Trajectory
@@ -146,6 +149,75 @@ def gnss(
         f"{len(errors)} draws: SE(3) ATE {np.mean(errors):.2f} m on average, {np.median(errors):.2f} median, "
         f"{min(errors):.2f} to {max(errors):.2f}; clock off by {np.sqrt(np.mean(np.square(offsets))):.3f} s"
         + (f"; {np.mean(within):.1%} within the 95 % ellipsoid" if within else "")
+    )
+
+
+def online(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    draws: tuple[int, ...] = tuple(range(1, 13)),
+    predictor: str = "features",
+    receiver: Receiver = _RECEIVER,
+) -> None:
+    """Simulated positions while the map grows: from which frame on it is placed, and how well.
+
+    The stream of a map that is there is told again, frame by frame, so that a draw takes seconds. Spreads are
+    held against the similarity that fits the path so far to the truth best.
+
+    Args:
+        source: What is mapped; it has to have ground truth and times.
+        out: Folder of the map; one that is there is used.
+        draws: Seeds of the noise.
+        predictor: What the map is made with.
+        receiver: Whose clock is stated.
+    """
+    true = _mapped(source, out, predictor, loops=False)
+    with load_map(out) as scene_map:
+        path, frames = scene_map.odometry(), scene_map.frames()
+        stream = scene_map.stream(int(frames.index[-1]))
+    begun, firsts, lasts, within, errors = [], [], [], [], []
+    for seed in draws:
+        track = out / "positions.csv"
+        drawn = simulate(track, true, receiver, seed)
+        placer = OnlinePlacer(PositionSettings(gnss=str(track), gnss_offset=receiver.clock_s))
+        told: dict[int, OnlinePlacement] = {}
+        started = time.process_time()
+        for index, moment, (poses, _, _) in zip(frames.index, frames.timestamp_s, stream, strict=True):
+            event = placer.observe(float(moment), int(index), poses, poses, None)
+            if event is not None:
+                told[int(index)] = event
+        seconds = time.process_time() - started
+        if not told:
+            print(f"{seed}: not placed: {placer.lack()}", flush=True)
+            continue
+        off = []
+        for index, event in told.items():
+            so_far = path.select((path.frames <= index) & (path.component == event.component))
+            place = drawn.local[np.searchsorted(true.frames, so_far.frames)] @ WORLD_FROM_LOCAL.T
+            best = umeyama(so_far.center, place)
+            off.append(np.log(event.scale / float(best.scale)))
+            within.append(abs(off[-1]) <= 2 * event.scale_sigma)
+        begun.append(min(told))
+        firsts.append(off[0])
+        lasts.append(off[-1])
+        placed = event.apply(path)
+        assert event.datum is not None
+        local = _DATUM.to_local(event.datum.to_geodetic(placed.center @ WORLD_FROM_LOCAL))
+        miss = local - drawn.local[np.searchsorted(true.frames, path.frames)]
+        errors.append(float(np.sqrt((miss**2).sum(1).mean())))
+        print(
+            f"{seed}: placed from frame {begun[-1]} on, scale then {off[0]:+.2%} off (spread "
+            f"{told[begun[-1]].scale_sigma:.2%}), told {len(told)} times, at the end {off[-1]:+.2%} "
+            f"({event.scale_sigma:.2%}), {errors[-1]:.2f} m off in the world, "
+            f"{1e3 * seconds / len(frames):.2f} CPU ms a frame",
+            flush=True,
+        )
+    print(
+        f"{len(begun)} draws: placed from frame {np.median(begun):.0f} on (median; {min(begun)} to "
+        f"{max(begun)}), "
+        f"scale then {np.sqrt(np.mean(np.square(firsts))):.2%} off, at the end "
+        f"{np.sqrt(np.mean(np.square(lasts))):.2%}; {np.mean(within):.0%} of what was told within two "
+        f"spreads; {np.mean(errors):.2f} m off in the world at the end"
     )
 
 
@@ -333,5 +405,5 @@ def _within(refined: Trajectory, error: Float) -> float:
 
 if __name__ == "__main__":
     tyro.extras.subcommand_cli_from_dict(
-        {"gnss": gnss, "distances": distances, "height": height, "cost": cost}
+        {"gnss": gnss, "online": online, "distances": distances, "height": height, "cost": cost}
     )

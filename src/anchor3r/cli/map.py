@@ -280,6 +280,7 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["components"] > 1:
         cause = NO_SHARED_VIEW if summary["predictor"] == PHOTOGRAPHS else "tracking broke"
         lines.append(f"{cause}: {summary['components']} components, which no measurement relates")
+    lines += _placements_in_words(summary)
     if summary["only_turns"]:
         lines.append(ONLY_TURNED)
     if gaps := summary["without_pose"]:
@@ -291,6 +292,28 @@ def _in_words(summary: dict[str, Any]) -> str:
         longest = max(gaps, key=lambda gap: int(gap["num_frames"]))
         lines.append(f"  {longest['cause']}: {REMEDIES[longest['cause']]}")
     return "\n".join(lines)
+
+
+def _placements_in_words(summary: dict[str, Any]) -> list[str]:
+    """Where positions have put the map, and how sure that is; or why they have not."""
+    lines = []
+    for placed in summary["placements"]:
+        name = f"component {placed['component']} is" if summary["components"] > 1 else "the map is"
+        tilt = (
+            "assumed from upright cameras"
+            if placed["upright_assumed"]
+            else f"{placed['tilt_sigma_deg']:.1f}°"
+        )
+        lines.append(
+            f"{name} in metres: scale known to {placed['scale_sigma']:.2%}, heading to "
+            f"{placed['heading_sigma_deg']:.1f}°, tilt {tilt}, by {placed['positions']} positions "
+            f"({placed['positions_cut']} contradict it), first from frame {summary['placed_since']} on"
+        )
+    if summary["placements"] and (datum := summary["placements"][0].get("datum")) is not None:
+        lines.append(f"origin at {datum['latitude_deg']:.7f}, {datum['longitude_deg']:.7f} (WGS 84)")
+    if summary["not_placed"] is not None:
+        lines.append(f"WARNING: the map is not placed: {summary['not_placed']}")
+    return lines
 
 
 def _counted(num_frames: int) -> str:

@@ -33,7 +33,7 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "map": (
         "map", "source", "predictor", "ground_truth_predictor", "frames", "with_pose", "lost", "components",
         "answers", "without_pose", "failure", "camera", "skipped", "seconds", "frames_per_second",
-        "resumed_after", "replay_is_exact",
+        "placements", "placed_since", "not_placed", "resumed_after", "replay_is_exact",
     ),
     "refine": (
         "map", "poses", "ground_truth_predictor", "frames", "components", "method", "scale", "loop_events",

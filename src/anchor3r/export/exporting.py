@@ -11,7 +11,7 @@ import numpy as np
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import Selection
-from anchor3r.geodesy import WORLD_FROM_LOCAL
+from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.files import check_output
 from anchor3r.io.trajectories import Gaps
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
@@ -236,11 +236,11 @@ def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
 def _write_path_on_earth(chosen: Selection, out: Path, format: str) -> str:
     from anchor3r.io.geo import write_geojson, write_gpx, write_kml
 
-    datum, trajectory = chosen.scene_map.datum(chosen.poses), chosen.trajectory
+    datum, trajectory = _datum(chosen), chosen.trajectory
     if datum is None:
         raise Anchor3RError(
             f"{chosen.scene_map.folder}: the {chosen.poses} poses have no place on the Earth, which {format} "
-            "needs; refine the map with --gnss FILE first"
+            "needs; map or refine with --gnss FILE first"
         )
     geodetic = datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL)
     name = f"{chosen.scene_map.folder.name} ({chosen.poses})"
@@ -251,6 +251,14 @@ def _write_path_on_earth(chosen: Selection, out: Path, format: str) -> str:
     else:
         write_kml(out, geodetic, name)
     return f"{len(trajectory)} positions"
+
+
+def _datum(chosen: Selection) -> Datum | None:
+    """Of the poses; None if a component of those that are written has no place on the Earth."""
+    assert chosen.trajectory.component is not None
+    labels = np.unique(chosen.trajectory.component).tolist()
+    found = [chosen.scene_map.datum(chosen.poses, component) for component in labels]
+    return None if None in found else found[0]
 
 
 def _write_cloud(chosen: Selection, out: Path, format: str) -> str:
@@ -267,8 +275,8 @@ def _num_written(chosen: Selection, out: Path, format: str) -> int:
     if format in ("las", "laz"):
         from anchor3r.io.las import write_las
 
-        datum = chosen.scene_map.datum(chosen.poses)
-        return write_las(out, chosen.clouds(out.parent), compressed=format == "laz", datum=datum)
+        clouds = chosen.clouds(out.parent)
+        return write_las(out, clouds, compressed=format == "laz", datum=_datum(chosen))
     from anchor3r.io.pointcloud import write_pcd, write_ply
 
     write = write_ply if format == "ply" else write_pcd

@@ -106,7 +106,7 @@ class Reinsertion:
         """online, members: the map's poses and the frames that windows look back to, if they are at hand."""
         self._map, self._predictor, self._config = scene_map, predictor, config
         self._read_frame = _RememberedFrames(read_frame)
-        self._online = scene_map.trajectory() if online is None else online
+        self._online = scene_map.trajectory(placed=False) if online is None else online
         # Frames that windows look back to: all of them, or only the keyframes of a predictor that has such.
         # Only these are related to each other by several windows, so that a loop can tell their scale.
         members = scene_map.graph().edges.frame_i if members is None else members

@@ -177,7 +177,7 @@ def ground_heights(
 
     graph: whose windows are taken. read_image: (H, W, 3) RGB of a frame, in whatever size it is kept.
     """
-    config, trajectory = config or GroundConfig(), scene_map.trajectory()
+    config, trajectory = config or GroundConfig(), scene_map.trajectory(placed=False)
     camera, lens = common_camera(scene_map), lens_of(scene_map)
     shrink = min(1.0, _SIDE / max(camera.width, camera.height))
     target = camera.resized(round(camera.width * shrink), round(camera.height * shrink))

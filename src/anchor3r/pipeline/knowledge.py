@@ -10,19 +10,19 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
+from anchor3r.geodesy import Datum
 from anchor3r.io.files import replacing
 from anchor3r.io.inputs import decoding, text_lines
-from anchor3r.io.positions import PositionFixes
 from anchor3r.io.tables import read_numbered_table
 from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
+from anchor3r.pipeline.placing import MAX_INTERVAL_S, MetricFixes, PositionSettings
 from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
 from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
@@ -32,10 +32,6 @@ from anchor3r.trajectory import Trajectory
 Float = NDArray[np.float64]
 
 PRIORS_CSV = "priors.csv"
-_GNSS_SIGMA_M = 3.0
-"""Standard deviation of positions that do not tell theirs; only its shape matters, its size is measured."""
-_MAX_INTERVAL_S = 2.0
-"""Frames farther apart do not tell where the camera was in between."""
 _LEAST_POSITIONS = 4
 """Three fix a similarity; with a fourth one can see that one is wrong."""
 _HIGHEST_M = 100.0
@@ -47,20 +43,9 @@ _LEAST_WAY = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PriorSettings:
+class PriorSettings(PositionSettings):
     """What is known of a map from elsewhere."""
 
-    gnss: str | None = None
-    """Measured positions: .gpx, .nmea, .csv (time, latitude, longitude, altitude, sigma; or time, x, y, z in
-    metres), .srt of a drone, .mp4 of a GoPro, a recording with NavSatFix messages (FILE?topic=NAME if there
-    are several), a folder of images with geotags, or an oxts folder of KITTI. The map becomes metric and
-    georeferenced."""
-    gnss_offset: float | Literal["auto"] = 0.0
-    """Seconds to add to the times of positions so that they are those of the frames; auto estimates it."""
-    gnss_sigma: float | None = None
-    """Standard deviation of positions in metres, in place of what the file says."""
-    antenna: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Where the antenna is: metres to the right of, below and in front of the camera."""
     distance: tuple[Taped, ...] = ()
     """Frame, frame and the metres between the two camera positions, as taped. FRAME:u,v is the thing at a
     column and row of a frame's image instead of its camera. May be given several times."""
@@ -78,21 +63,16 @@ class PriorSettings:
     images along the whole drive, which bounds the drift of scale without any loop."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("distance_sigma", "speed_sigma"):
             if not getattr(self, name) > 0:
                 raise Anchor3RError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
-        if self.gnss_sigma is not None and not self.gnss_sigma > 0:
-            raise Anchor3RError(f"--gnss-sigma must be positive, not {self.gnss_sigma}")
         if self.camera_height is not None and not 0 < self.camera_height < _HIGHEST_M:
             raise Anchor3RError(
                 f"--camera-height has to be metres between 0 and {_HIGHEST_M:g}, not {self.camera_height}"
             )
         if self.gnss is not None and self.surveyed is not None:
             raise Anchor3RError("--gnss and --surveyed are positions in two frames; choose one of them")
-        if not np.isfinite(self.antenna).all():
-            raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
-        if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
-            raise Anchor3RError(f"--gnss-offset has to be seconds or auto, not {self.gnss_offset}")
         insist_on_lengths(self.distance)
 
     def __bool__(self) -> bool:
@@ -236,7 +216,7 @@ def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances
     times = _times(trajectory, path)
     middle, interval = (times[1:] + times[:-1]) / 2, np.diff(times)
     inside = (middle >= table[0, 0]) & (middle <= table[-1, 0]) & (interval > 0)
-    inside &= interval <= _MAX_INTERVAL_S
+    inside &= interval <= MAX_INTERVAL_S
     if trajectory.component is not None:
         inside &= np.diff(trajectory.component) == 0
     length = np.interp(middle, *table.T) * interval
@@ -291,17 +271,12 @@ class _Track:
         inside = (moments >= times[0]) & (moments <= times[-1])
         if not inside.any():
             raise Anchor3RError(_no_common_time(path, moments, times))
-        datum, local = _local(fixes, inside)
-        sigma = (
-            fixes.sigma_m if settings.gnss_sigma is None else np.full((len(fixes), 3), settings.gnss_sigma)
-        )
-        is_known = bool(np.isfinite(sigma[inside]).all())
-        sigma = np.where(np.isfinite(sigma), sigma, _GNSS_SIGMA_M)
+        metric = MetricFixes.of(fixes, settings.gnss_sigma, inside)
         track = _Track(
-            times_s=moments, position=local @ WORLD_FROM_LOCAL.T,
-            information=WORLD_FROM_LOCAL @ (np.eye(3) * sigma[:, None, :] ** -2.0) @ WORLD_FROM_LOCAL.T,
-            is_spread_known=is_known,
-            antenna=np.array(settings.antenna), entries=fixes.entries, datum=datum, left_out=0,
+            times_s=moments, position=metric.position,
+            information=np.eye(3) * metric.sigma[:, None, :] ** -2.0,
+            is_spread_known=metric.is_spread_known,
+            antenna=np.array(settings.antenna), entries=fixes.entries, datum=metric.datum, left_out=0,
             trajectory=trajectory,
         )  # fmt: skip
         usable = track._usable(0.0)
@@ -309,7 +284,7 @@ class _Track:
             # So that a clock may be moved by a second without losing its ends.
             usable &= (moments >= times[0] + 1) & (moments <= times[-1] - 1)
         track = replace(track.select(usable), left_out=int((~usable).sum()))
-        track.insist_on_motion(path, sigma[usable])
+        track.insist_on_motion(path, metric.sigma[usable])
         return track
 
     def select(self, which: NDArray[np.bool_]) -> _Track:
@@ -346,7 +321,7 @@ class _Track:
         before, interval = self._bracket(offset_s)
         moments = self.times_s + offset_s
         exact = self._exact(offset_s)
-        usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= _MAX_INTERVAL_S)
+        usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= MAX_INTERVAL_S)
         if component is not None:
             usable &= component[before] == component[before + 1]
         return usable | (exact >= 0)
@@ -374,15 +349,6 @@ class _Track:
             moment_s=self.times_s + offset_s,
             is_spread_known=self.is_spread_known,
         )
-
-
-def _local(fixes: PositionFixes, inside: NDArray[np.bool_]) -> tuple[Datum | None, Float]:
-    """Positions in metres, z up; of those on the Earth, around the first that has a frame."""
-    if fixes.is_local:
-        return None, fixes.position
-    latitude, longitude, altitude = fixes.position[np.flatnonzero(inside)[0]].tolist()
-    datum = Datum(latitude_deg=latitude, longitude_deg=longitude, altitude_m=altitude)
-    return datum, datum.to_local(fixes.position)
 
 
 def _scales(camera_height: float, heights: GroundHeights) -> Scales:

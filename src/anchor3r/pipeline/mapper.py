@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3
 from anchor3r.io.inputs import decoding
 from anchor3r.pipeline.loop_closing import LoopCloser
+from anchor3r.pipeline.placing import OnlinePlacer
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.online import OnlineConfig, estimate_pose
+from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.pose_graph.step_covariance import MeasuredWindow, as_pose_covariance
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.snapshots import Arrays, from_arrays, part, prefixed, to_arrays
@@ -60,6 +62,10 @@ class Update:
     corrections: OnlineCorrection | None = None
     """Set where loops were closed: all poses told before have moved. `corrections.apply` to the odometry
     (`Map.odometry`) gives them anew, which is what `Map.trajectory` does."""
+    placement: OnlinePlacement | None = None
+    """Set where measured positions place the component, for the first time or anew: from here on
+    `Map.trajectory` is in metres, with x east, y down, z north. Poses of updates stay in lengths of the map;
+    `placement.apply_to_pose` brings them there."""
 
     @property
     def frame(self) -> int:
@@ -114,10 +120,12 @@ class Mapper:
         config: MapperConfig | None = None,
         *,
         closer: LoopCloser | None = None,
+        placer: OnlinePlacer | None = None,
     ) -> None:
-        """closer: closes loops beside the stream, in the map that the store writes."""
+        """closer: closes loops beside the stream, in the map that the store writes. placer: places the map by
+        measured positions."""
         self.predictor, self.store, self.config = predictor, store, config or MapperConfig()
-        self._closer = closer
+        self._closer, self._placer = closer, placer
         self._correction: OnlineCorrection | None = None
         # Twice the window: looking up one member must never push out another.
         self._capacity = max(self.config.remembered_poses, 2 * predictor.window)
@@ -129,10 +137,15 @@ class Mapper:
         prediction = _finite(self.predictor.step(frame))
         update = self._locate(prediction)
         closing = None if self._closer is None else self._closer.due()
+        poses = _poses_of(update)
+        update = self._corrected(update, None if closing is None else closing.correction)
+        if self._placer is not None:
+            told = self._placer.observe(
+                frame.timestamp_s, frame.index, poses, _poses_of(update), update.corrections
+            )
+            update = replace(update, placement=told)
         if self.store is not None:
-            own = () if update.pose is None else (update.pose,)
-            poses = (*own, *update.late_poses)
-            self.store.record(frame, prediction, update.edges, poses, closing)
+            self.store.record(frame, prediction, update.edges, poses, closing, update.placement)
             if self._closer is not None and self._closer.observe(poses, update.edges, prediction.descriptor):
                 self.store.commit()
                 self._closer.start()
@@ -140,7 +153,7 @@ class Mapper:
                 self.store.save_snapshot(self.snapshot())
         if self._closer is not None:
             self._closer.pace(time.perf_counter() - started)
-        return self._corrected(update, None if closing is None else closing.correction)
+        return update
 
     def _corrected(self, update: Update, correction: OnlineCorrection | None) -> Update:
         """The update as it is told: in the world of the loops that are closed, where odometry has its own."""
@@ -169,6 +182,8 @@ class Mapper:
         state = prefixed("mapper", to_arrays(self._state))
         if self._closer is not None:
             state |= prefixed("closer", self._closer.snapshot())
+        if self._placer is not None:
+            state |= prefixed("placer", self._placer.snapshot())
         return state | prefixed("predictor", self.predictor.snapshot())
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -177,6 +192,8 @@ class Mapper:
         self.predictor.restore(part(state, "predictor"))
         if self._closer is not None:
             self._closer.restore(part(state, "closer"))
+        if self._placer is not None:
+            self._placer.restore(part(state, "placer"))
 
     def _resume(self, source: Source) -> int:
         """Puts back the last state in the store and returns the first frame to take.
@@ -331,6 +348,11 @@ class Mapper:
             late.append(replace(anchor, frame=member, rotation=rotation, center=center, covariance=None))
             self._remember(late[-1])
         return late
+
+
+def _poses_of(update: Update) -> tuple[FramePose, ...]:
+    """The frame's own pose first, if it has one."""
+    return update.late_poses if update.pose is None else (update.pose, *update.late_poses)
 
 
 def _finite(prediction: WindowPrediction) -> WindowPrediction:

@@ -21,9 +21,11 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.pipeline.loop_closing import LoopCloser
 from anchor3r.pipeline.loop_jobs import LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, MapperConfig, Update
+from anchor3r.pipeline.placing import OnlinePlacer
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.pipeline.shortfall import REMEDIES, Gap, gaps_of
 from anchor3r.pose_graph.online import OnlineConfig
+from anchor3r.pose_graph.online_placement import OnlinePlacementConfig
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
@@ -159,8 +161,10 @@ class MappingRun:
         resume: bool = False,
         overwrite: bool = False,
         identity: Mapping[str, Any] | None = None,
+        placing: OnlinePlacementConfig | None = None,
     ) -> None:
-        """`identity` is what the map depends on beside its source, predictor and settings."""
+        """`identity` is what the map depends on beside its source, predictor and settings. placing: how
+        measured positions place the map, if the settings name any."""
         if resume and overwrite:
             raise Anchor3RError("to resume keeps a map and to overwrite replaces it; choose one of them")
         settings = settings or MapSettings()
@@ -176,6 +180,10 @@ class MappingRun:
             )
         made_from = identity_of(source, predictor, config) | dict(identity or {})
         made_from["loops"] = None if closing is None else asdict(closing)
+        self._placer = None
+        if settings.positions.gnss is not None:
+            self._placer = OnlinePlacer(settings.positions, placing)
+            made_from["positions"] = asdict(settings.positions)
         store_config = StoreConfig(keep_images=settings.keep_images)
         self.store = (
             MapWriter.resume(out, made_from, config=store_config)
@@ -196,7 +204,7 @@ class MappingRun:
             loaded_as=predictor.loaded_as,
         )
         self._closer = None if closing is None else self._make_closer(closing, settings)
-        self.mapper = Mapper(predictor, self.store, config, closer=self._closer)
+        self.mapper = Mapper(predictor, self.store, config, closer=self._closer, placer=self._placer)
         """Takes the frames, one by one."""
         self._started = self._ended = time.monotonic()
 
@@ -266,6 +274,7 @@ class MappingRun:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
             only_turns = scene_map.trajectory().only_turns()
             answers = scene_map.answers()
+            placements, placed_since = scene_map.placements(), scene_map.placed_since()
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
@@ -277,6 +286,9 @@ class MappingRun:
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
             "only_turns": only_turns,
             "camera": meta.get("camera"),
+            "placements": [placement.as_dict() for placement in placements.values()],
+            "placed_since": placed_since,
+            "not_placed": None if self._placer is None else self._placer.lack(),
             "skipped": self.source.skipped,
             "seconds": round(seconds, 3),
             "frames_per_second": round(self.num_updates / seconds, 2) if seconds else 0.0,

@@ -26,6 +26,7 @@ from anchor3r.io.extras import export_library
 from anchor3r.pipeline.importing import ImportedPoses, ImportSettings, PairedPoses
 from anchor3r.pipeline.mapping import MappingRun
 from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pose_graph.online_placement import OnlinePlacementConfig
 from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.interface import NoPoseReason, WindowPrediction
@@ -95,7 +96,8 @@ def map_photos(
     solved = solve_photos(source, settings, progress)
     source.camera = solved.camera
     predictor = _PlacedPhotos(solved)
-    with MappingRun(source, predictor, out, settings, overwrite=overwrite) as run:
+    placing = OnlinePlacementConfig(interval=1)  # from one to the next they may be of different sets
+    with MappingRun(source, predictor, out, settings, overwrite=overwrite, placing=placing) as run:
         for done, _ in enumerate(run, 1):
             progress("writing", done, count)
     seconds = time.perf_counter() - started

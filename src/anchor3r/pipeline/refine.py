@@ -72,7 +72,7 @@ def refine_map(
         writer = stack.enter_context(MapWriter.open(folder))
         scene_map = stack.enter_context(load_map(folder))
         read_frame = read_frame or (scene_map.frame if source is None else source.read)
-        if not len(scene_map.trajectory()):
+        if not len(scene_map.trajectory(placed=False)):
             raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to refine.")
         number, searched = merge_search(scene_map), False
         config = config or LoopSearchConfig()
@@ -159,10 +159,12 @@ def _solution(
     is_merged, scale = bool(scene_map.parts()), settings.scale
     if is_merged and scale is None:
         scale = "free"  # every map has its own
-    known = gather(settings.priors, scene_map.trajectory(), graph.frames(), heights, point_reader(scene_map))
+    known = gather(
+        settings.priors, scene_map.trajectory(placed=False), graph.frames(), heights, point_reader(scene_map)
+    )
     return solve(
         graph,
-        scene_map.trajectory(),
+        scene_map.trajectory(placed=False),
         loops,
         event_of_group=event_of_group,
         left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
@@ -183,7 +185,7 @@ def _summary(
     scene_map: Map, name: str, solution: Solution, settings: RefineSettings, known: MapKnowledge | None
 ) -> dict[str, Any]:
     placed = solution.placed
-    refined, online = solution.trajectory, scene_map.trajectory()
+    refined, online = solution.trajectory, scene_map.trajectory(placed=False)
     assert refined.component is not None
     moved = np.linalg.norm(refined.center - online.center, axis=1)
     return {

@@ -11,6 +11,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.limits import LIMITS
 from anchor3r.loops.retrieval import RetrievalConfig
 from anchor3r.pipeline.knowledge import PriorSettings
+from anchor3r.pipeline.placing import PositionSettings
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.predictors.interface import Dtype
 
@@ -55,6 +56,8 @@ class MapSettings:
     threads: int | None = None
     """CPU threads of a network that is large enough to gain from them, all cores if not given; everything
     else has one, so that its results do not depend on it."""
+    positions: PositionSettings = PositionSettings()
+    """Positions that place the map while it grows, as soon as they tell its scale and direction."""
 
     def __post_init__(self) -> None:
         _insist_on_ranges(self, window=LIMITS.window, every=LIMITS.window, threads=LIMITS.threads)

@@ -35,7 +35,7 @@ _LEAST_POSITIONS = 15
 _LOG_SIGMA = np.array([4.0, 4.0, 1.0, 2.0, 1.0])
 """How far the logs of the five parameters are expected to be off from the first guess: drift by a factor of
 50 in variance either way, the receiver by less."""
-_SLOW_PART, _SLOW_TIME_S = 0.25, 30.0
+SLOW_PART, SLOW_TIME_S = 0.25, 30.0
 """First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
 _MAX_MODES = 200
 """Along each axis, of slow noise in covariances: enough for 50 minutes of noise of 30 s."""
@@ -154,8 +154,8 @@ class _Process:
                 expected.rotation_rad**2 / span,
                 expected.relative**2 / span,
                 white,
-                _SLOW_PART * white,
-                _SLOW_TIME_S,
+                SLOW_PART * white,
+                SLOW_TIME_S,
             ]
         )
 

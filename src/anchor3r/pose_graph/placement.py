@@ -244,7 +244,7 @@ def _similarity(
             down = np.tile(
                 [0.0, 1.0, 0.0], (len(rows), 1)
             )  # of the world as of a camera that is held upright
-            upright = _upright(state, rows, found, target[near], down)
+            upright = turned_upright(state, rows, found, target[near], down)
             information = np.tile(np.eye(3) / np.radians(config.upright_sigma_deg) ** 2, (len(rows), 1, 1))
             return upright, [
                 Directions(
@@ -361,7 +361,7 @@ def is_on_a_line(points: Float) -> bool:
     return bool(spread[1] < 1e-3 * spread[0] or spread[1] < min(0.1 * spread[0], 3 * spread[2]))
 
 
-def _upright(state: PoseState, rows: Int, found: Sim3, target: Float, down: Float) -> Sim3:
+def turned_upright(state: PoseState, rows: Int, found: Sim3, target: Float, down: Float) -> Sim3:
     """The similarity turned about the line of its targets until the cameras stand upright on average."""
     centred = target - np.median(target, 0)
     axis = np.linalg.svd(centred, full_matrices=False)[2][0]

@@ -10,7 +10,7 @@ import numpy as np
 from anchor3r.pipeline.knowledge import PRIORS_CSV, read_priors_csv
 from anchor3r.pipeline.refine import table_of
 from anchor3r.report.charts import line_chart
-from anchor3r.store import Map
+from anchor3r.store import ONLINE, Map
 
 _MAX_CUT = 30
 """Priors that were cut and are listed, the worst ones."""
@@ -20,8 +20,12 @@ _UNITS = {"position": "m", "distance": "m", "scale": "of the log", "direction": 
 
 def placement_facts(scene_map: Map, poses: str) -> dict[str, str]:
     """Scale with its spread, and the origin, of poses that priors have placed."""
-    summary = _summary(scene_map, poses)
     facts = {}
+    for component, placed in scene_map.placements().items() if poses == ONLINE else ():
+        name = f" (component {component})" if len(scene_map.placements()) > 1 else ""
+        facts[f"scale known to{name}"] = f"{placed.scale_sigma:.2%}"
+        facts[f"heading known to{name}"] = f"{placed.heading_sigma_deg:.1f}°"
+    summary = _summary(scene_map, poses)
     if summary.get("units") == "m":
         facts["scale known to"] = f"{summary['scale_sigma']:.2%}"
     if (datum := scene_map.datum(poses)) is not None:

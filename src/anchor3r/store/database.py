@@ -69,6 +69,11 @@ _CORRECTIONS = """
 CREATE TABLE IF NOT EXISTS corrections (
     frame INTEGER PRIMARY KEY, heads BLOB NOT NULL, nodes BLOB, checksum INTEGER);
 """
+_PLACEMENTS = """
+-- where measured positions put a component while the map grew, each from a frame on; doubles of
+-- OnlinePlacement, the last one of a component holds
+CREATE TABLE IF NOT EXISTS placements (frame INTEGER PRIMARY KEY, placement BLOB NOT NULL, checksum INTEGER);
+"""
 # Maps of format 1 have one search and one refinement, whose verdicts stand in the loops themselves.
 _OF_FORMAT_1 = {
     "searches": "SELECT 0 AS search, json_extract(value, '$.identity') AS identity, "
@@ -124,6 +129,7 @@ CREATE TABLE loops (
 {_REASONS}
 {_ANSWERS}
 {_CORRECTIONS}
+{_PLACEMENTS}
 CREATE TABLE points (
     frame INTEGER PRIMARY KEY, height INTEGER NOT NULL, width INTEGER NOT NULL, scale REAL NOT NULL,
     camera TEXT, points BLOB NOT NULL, colours BLOB NOT NULL, confidence BLOB);
@@ -164,6 +170,7 @@ CHECKED: dict[str, tuple[str, ...]] = {
     "pictures": ("frame", "jpeg"),
     "snapshots": ("frame", "name", "part", "dtype", "shape", "data"),
     "corrections": ("frame", "heads", "nodes"),
+    "placements": ("frame", "placement"),
     "keyframe_depths": (
         "frame", "camera", "scale", "depth", "confidence", "normals", "origin", "colours",
     ),
@@ -252,7 +259,7 @@ def open_database(folder: Path, *, write: bool = False) -> sqlite3.Connection:
             _insist_on_whole(folder, database, num_bytes=path.stat().st_size)
             if write:
                 # Maps from before there were such lack them.
-                database.executescript(_REASONS + _ANSWERS + _CORRECTIONS)
+                database.executescript(_REASONS + _ANSWERS + _CORRECTIONS + _PLACEMENTS)
                 _add_checksums(database)
         if not write:
             database.execute("PRAGMA query_only = ON")
@@ -282,7 +289,7 @@ def _remove_all(folder: Path, name: str) -> None:
 def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int) -> None:
     """Refuses a map whose tables are not those of a map, or whose pages a disk has damaged."""
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    optional = {"keyframe_depths", "corrections", "place_features"}
+    optional = {"keyframe_depths", "corrections", "placements", "place_features"}
     if missing := sorted(({"meta", "loops"} | set(CHECKED)) - optional - tables):
         raise Anchor3RError(
             f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"

@@ -22,6 +22,7 @@ from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges, MotionGraph, check_edges
+from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.predictors.confidence import from_old_map
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
 from anchor3r.records import record_from_json
@@ -235,15 +236,55 @@ class Map:
         return [rows.checked_name(name) for name, _ in ordered]
 
     @_decoding
-    def trajectory(self, name: str = ONLINE) -> Trajectory:
-        """Poses of one name, with covariances and scales; online ones as loops have corrected them so far."""
+    def trajectory(self, name: str = ONLINE, *, placed: bool = True) -> Trajectory:
+        """Poses of one name, with covariances and scales; online ones as loops have corrected them so far,
+        and where positions have placed them (placed).
+        """
         found = self._stored_trajectory(name)
-        corrections = self._corrections() if name == ONLINE else []
-        return corrections[-1][1].apply(found) if corrections else found
+        if name != ONLINE:
+            return found
+        if corrections := self._corrections():
+            found = corrections[-1][1].apply(found)
+        for placement in self.placements().values() if placed else ():
+            found = placement.apply(found)
+        return found
+
+    @_decoding
+    def placements(self) -> dict[int, OnlinePlacement]:
+        """By component where measured positions have put the online poses as the map grew; empty without."""
+        if "placements" not in self._with_checksums:
+            return {}  # a map of before there were any
+        self._insist_on_checksums("placements")
+        told = self._all("SELECT placement FROM placements ORDER BY frame")
+        found = [OnlinePlacement.from_bytes(data) for (data,) in told]
+        return {placement.component: placement for placement in found}
+
+    def placed_since(self) -> int | None:
+        """The frame from which on positions have placed the map; None if they have not."""
+        told = self.placements()
+        return self._all("SELECT min(frame) FROM placements")[0][0] if told else None
+
+    def _placement_of(self, component: int | None) -> OnlinePlacement | None:
+        """Of online poses of a component, or of all of them (None): of any, if every component is placed."""
+        told = self.placements()
+        if not told:
+            return None
+        labels = self._online_components() if component is None else {component}
+        return next(iter(told.values())) if labels <= set(told) else None
+
+    def _online_components(self) -> set[int]:
+        found = {
+            row[0] for row in self._all("SELECT DISTINCT component FROM poses WHERE name = ?", (ONLINE,))
+        }
+        for _, correction in self._corrections():  # may have joined some of them
+            joined = dict(zip(correction.track.tolist(), correction.component.tolist(), strict=True))
+            found = {joined.get(track, track) for track in found}
+        return found
 
     @_decoding
     def odometry(self) -> Trajectory:
-        """The online poses by windows alone: `trajectory()` without the loops that were closed online."""
+        """The online poses by windows alone: `trajectory()` without the loops that were closed online, and
+        without the metres that positions gave."""
         return self._stored_trajectory(ONLINE)
 
     @_decoding
@@ -394,14 +435,22 @@ class Map:
         raise Anchor3RError(f"{self.folder} has no refinement '{name}', only: {known}; see anchor3r refine")
 
     @_decoding
-    def datum(self, poses: str) -> Datum | None:
-        """Where on the Earth the world of some poses has its origin; None if that is not known."""
+    def datum(self, poses: str, component: int | None = None) -> Datum | None:
+        """Where on the Earth the world of some poses has its origin; None if that is not known.
+
+        component: of online poses, of which some may be placed and others not; None asks for all of them.
+        """
+        if poses == ONLINE:
+            placement = self._placement_of(component)
+            return None if placement is None else placement.datum
         found = [r.summary.get("datum") for r in self.refinements() if r.name == poses]
         return Datum(**found[0]) if found and found[0] else None
 
     @_decoding
-    def units(self, poses: str) -> str:
-        """What lengths of some poses are in: "m", or "units" where nothing told the scale."""
+    def units(self, poses: str, component: int | None = None) -> str:
+        """What lengths of some poses are in: "m", or "units" where nothing told the scale; as `datum`."""
+        if poses == ONLINE:
+            return "units" if self._placement_of(component) is None else "m"
         return next(
             (str(r.summary.get("units", "units")) for r in self.refinements() if r.name == poses), "units"
         )

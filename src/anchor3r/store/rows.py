@@ -20,6 +20,7 @@ from anchor3r.limits import LIMITS
 from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges
+from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.sources.frame import Frame
 from anchor3r.store.database import CHECKED, EDGE, row_checksum
@@ -458,6 +459,10 @@ def edges_from_groups(groups: Sequence[tuple[int, int, int, bytes, bytes | None]
 
 def correction_row(frame: int, heads: bytes, nodes: bytes | None) -> TableRow:
     return TableRow("corrections", {"frame": frame, "heads": heads, "nodes": nodes})
+
+
+def placement_row(frame: int, placement: OnlinePlacement) -> TableRow:
+    return TableRow("placements", {"frame": frame, "placement": placement.to_bytes()})
 
 
 def loop_row(loop: Loop, search: int) -> TableRow:

@@ -22,6 +22,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.pose_graph.edges import Edges
+from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
 from anchor3r.predictors.interface import WindowPrediction
 from anchor3r.sources.frame import Frame
@@ -206,10 +207,12 @@ class MapWriter:
         edges: Edges,
         poses: Iterable[FramePose],
         closing: LoopClosing | None = None,
+        placement: OnlinePlacement | None = None,
     ) -> None:
         """Adds a frame, the edges of its window and the poses that became known with it.
 
-        closing: loops that were closed meanwhile; they correct the poses from this frame on.
+        closing: loops that were closed meanwhile; they correct the poses from this frame on. placement: where
+        positions put the frame's component from now on.
         A frame that is in the map already, in a replay after `resume`, is compared instead.
         """
         decisive = rows.decisive(frame, prediction, edges, poses)
@@ -225,6 +228,8 @@ class MapWriter:
                     row.insert(self._database)
                 if closing is not None:
                     self._close_loops(frame.index, closing)
+                if placement is not None:
+                    rows.placement_row(frame.index, placement).insert(self._database)
             self.last_frame = frame.index
             self._uncommitted += 1
             self._since_snapshot += 1

@@ -60,6 +60,7 @@ class MapContents:
         self._file = (self.folder / DATABASE).stat().st_ino
         self._version: int | None = None
         self.trajectories: dict[str, Trajectory] = {}
+        self._unplaced: Trajectory
         self.truth: Trajectory | None = None
         self.loops: dict[str, list[Loop]] = {}
         self.num_frames = 0
@@ -86,6 +87,8 @@ class MapContents:
             return False
         names = dict.fromkeys([ONLINE, *self._scene_map.trajectory_names()])
         self.trajectories = {name: self._scene_map.trajectory(name) for name in names}
+        # Voxels are laid in the map's own lengths, so that they stay where positions place the map anew.
+        self._unplaced = self._scene_map.trajectory(placed=False)
         self.truth = self._scene_map.true_trajectory()
         self.loops = {name: self._scene_map.loops(name) for name in self.trajectories}
         self.num_frames = self._scene_map.num_frames
@@ -128,9 +131,9 @@ class MapContents:
     def build(self, seconds: float = np.inf) -> bool:
         """Reads points for about so long, and says whether all are read; then they are cached."""
         ends_s = time.monotonic() + seconds
-        while pending := self.levels.pending(self.online):
+        while pending := self.levels.pending(self._unplaced):
             for k in pending:
-                self.levels.build(k, self.online, self._points, self._frames_with_points)
+                self.levels.build(k, self._unplaced, self._points, self._frames_with_points)
                 if time.monotonic() > ends_s:
                     return False
         if len(self.levels) >= _CACHE_GROWTH * self._num_cached:
