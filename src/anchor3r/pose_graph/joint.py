@@ -172,17 +172,17 @@ def refine_poses(
         )  # fmt: skip
         edges = _as_verified(edges, verified)
     averaged, ties = _averaged_scales(edges, topology, config)
-    starts = []
-    if verified is None or is_lone.any():
-        starts.append(PoseState.of(initial, averaged))
-    if verified is not None:
-        starts.append(_closed_state(verified, log_scale))
+    starts = [PoseState.of(initial, averaged)] if verified is None or is_lone.any() else []
+    starts += [] if verified is None else [_closed_state(verified, log_scale)]
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
     inflation = 1.0 if verified is None else verified.window_inflation
     refinement = _Refinement(edges, topology, ties, config, inflation)
-    state, outcome = refinement.run(starts)
-    placed = None if known is None else refinement.place(state, known, _alone(state, verified, log_scale))
+    # Where loops are closed already, priors need no solution without them to begin with.
+    state, outcome = refinement.run(starts, is_start=known is not None and verified is not None)
+    placed = None
+    if known is not None:
+        placed, outcome = refinement.place(state, known, _alone(state, verified, log_scale))
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
     covariance = refinement.covariance(back, placed) if with_covariance else None
@@ -297,8 +297,11 @@ class _Refinement:
         )
         self._used = edges.weight > 0
 
-    def run(self, starts: list[PoseState]) -> tuple[PoseState, Outcome]:
-        """Minimises from the start that costs least; if there are no outliers, from the next ones too."""
+    def run(self, starts: list[PoseState], *, is_start: bool = False) -> tuple[PoseState, Outcome]:
+        """Minimises from the start that costs least; if there are no outliers, from the next ones too.
+
+        is_start: only chooses the start, for `place` to go on from.
+        """
         config = self._config
         # A frame that only cut edges joined is a component of its own.
         i, t = self._pose_edges.i[self._used], self._pose_edges.t[self._used]
@@ -328,14 +331,14 @@ class _Refinement:
                 break
             run = minimise(
                 problem, starts[k], errors, estimator, solver,
-                max_iterations=config.max_iterations, relative_tolerance=tolerance,
+                max_iterations=0 if is_start else config.max_iterations, relative_tolerance=tolerance,
             )  # fmt: skip
             if best is None or run[1].cost < best[1].cost:
                 best = run
         assert best is not None
         return best
 
-    def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> Placed:
+    def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> tuple[Placed, Outcome]:
         """Goes on from a state that `run` gave, with priors. alone: what windows alone say."""
         config, known = self._config, known.in_rows(self.topology.frames)
         drift = self._measured_drift(alone, known)
@@ -346,6 +349,7 @@ class _Refinement:
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
+        outcomes: list[Outcome] = []
 
         def problem_of(system: PriorSystem) -> PoseProblem:
             return PoseProblem(
@@ -364,10 +368,12 @@ class _Refinement:
                 is_changed, errors = system.measure(state), estimator(state)
                 return estimator.estimate(state) if errors is None and is_changed else errors
 
-            return minimise(
+            found, outcome = minimise(
                 problem_of(system), state, estimator.estimate(state), reestimate, solver_of(state, system),
                 max_iterations=config.max_iterations, relative_tolerance=config.relative_tolerance,
-            )[0]  # fmt: skip
+            )  # fmt: skip
+            outcomes.append(outcome)
+            return found
 
         def model(state: PoseState, system: PriorSystem) -> Normal:
             linear = quadratic_model(problem_of(system), state, estimator.estimate(state))
@@ -377,7 +383,7 @@ class _Refinement:
             start, known.kinds, assumed, solved, model,
             width=config.width, clock=known.clock, config=config.placement,
         )  # fmt: skip
-        return replace(placed, drift=drift)
+        return replace(placed, drift=drift), outcomes[-1]
 
     def _measured_drift(self, alone: PoseState, known: Knowledge) -> MeasuredDrift | None:
         """As the positions tell it that lie on one component, the one with the most of them."""
