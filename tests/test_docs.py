@@ -97,3 +97,21 @@ def test_the_code_that_the_algorithm_page_names_is_there() -> None:
             assert re.search(rf"\b{rest}\b", body), name
         else:
             assert is_real(name), name
+
+
+def test_every_promise_names_tests_that_are_there() -> None:
+    """And every line of both tables names one, or a campaign of the Makefile."""
+    tests = {path.name: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    promises = (ROOT / "docs/promises.md").read_text()
+    named = re.findall(r"`([\w/.]*?)(?:::)?(test_\w+)?`", promises)
+    files = {Path(file).name for file, _ in named if file.endswith(".py") and "test" in file}
+    functions = {test for _, test in named if test}
+    assert len(functions) > 20
+    assert files <= tests.keys()
+    assert all(re.search(rf"^def {test}\(", "".join(tests.values()), re.MULTILINE) for test in functions)
+    assert set(re.findall(r"`make ([a-z]+)`", promises)) <= set(targets)
+    rows = [line for line in promises.splitlines() if line.startswith("| ") and "test" in line]
+    assert all(
+        "test_" in row or "`make " in row for row in rows if not row.startswith(("| promise", "| defect"))
+    )

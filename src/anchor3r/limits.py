@@ -39,6 +39,10 @@ class Limits:
     """Of all arrays of one .npy or .npz file once they are unpacked."""
     blob_bytes: int = 1 << 30
     """Of one array of a map once it is unpacked."""
+    chunk_bytes: int = 256 << 20
+    """Of one chunk or message of a recording once it is unpacked: writers make chunks of some megabytes."""
+    unpacked_ratio: int = 1_000
+    """Times its own size that a packed file of a recording may come to; what cameras see packs by ten."""
     name_bytes: int = 255
     """Of a name in a map or a file: what file systems allow."""
     window: int = 1_000

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import bz2
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cv2
+import lz4.frame
 import numpy as np
 import pytest
 from clips import number_of
+from rosbags.rosbag2 import CompressionMode, StoragePlugin
+from rosbags.rosbag2.storage_mcap import zstd
 from scipy.spatial.transform import Rotation, Slerp
 from test_damaged_sources import damaged, drain
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
+from anchor3r.limits import Limits
 from anchor3r.pipeline.mapping import map_source
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.sources import Source, StatedCamera, UndecodableFrameError, open_source
+from anchor3r.sources.bags import unpacking
 from anchor3r.sources.bags.pixels import decoded_raw
+from anchor3r.sources.bags.recording import damage_told, open_recording
 from anchor3r.store import load_map
 from recordings import (
     FFMPEG_FORMATS,
@@ -431,6 +438,47 @@ def test_a_truncated_recording_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(Anchor3RError, match="is no recording"):
         opened(tmp_path / "folder")
+
+
+def _packed_kinds(tmp_path: Path) -> Iterator[Path]:
+    """Recordings whose chunks, messages or file are packed, by every method that their libraries read."""
+    recorded = Recorded()
+    yield write_ros1(tmp_path / "lz4", recorded, lz4=True)
+    yield write_ros2(tmp_path / "messages", recorded, compression=CompressionMode.MESSAGE)
+    yield write_ros2(tmp_path / "file", recorded, compression=CompressionMode.FILE)
+    yield write_ros2(tmp_path / "chunks", recorded, StoragePlugin.MCAP, CompressionMode.STORAGE)
+    yield write_foxglove(tmp_path / "zstd", recorded)
+
+
+def test_recordings_unpack_to_no_more_than_they_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few kilobytes can stand for gigabytes, whichever library unpacks them."""
+    for path in _packed_kinds(tmp_path):
+        with open_recording(path) as recording:
+            topic = next(name for name, found in recording.topics.items() if "Image" in found.kind)
+            assert len(list(recording.raw_messages(topic))) == len(Recorded().images)
+        with monkeypatch.context() as little:
+            little.setattr(unpacking, "LIMITS", Limits(chunk_bytes=10, unpacked_ratio=0))
+            with (
+                pytest.raises(Anchor3RError, match="to more than"),
+                open_recording(path) as recording,
+                damage_told(path),
+            ):
+                list(recording.raw_messages(topic))
+
+
+@pytest.mark.parametrize("kind", ["bz2", "lz4", "zstd"])
+def test_packed_streams_are_unpacked_one_after_another_and_end(kind: str) -> None:
+    pack, new_stream = {
+        "bz2": (bz2.compress, bz2.BZ2Decompressor),
+        "lz4": (lz4.frame.compress, lz4.frame.LZ4FrameDecompressor),
+        "zstd": (zstd.compress, zstd.ZstdDecompressor),
+    }[kind]
+    data = np.random.default_rng(0).integers(0, 9, 40_000_000, np.uint8).tobytes()
+    assert unpacking.unpacked(new_stream, pack(data) + pack(b"more")) == data + b"more"
+    with pytest.raises(EOFError):
+        unpacking.unpacked(new_stream, pack(data)[:-9])
+    with pytest.raises(ValueError, match="to more than"):
+        unpacking.unpacked(new_stream, pack(bytes(64 << 20)) * 5)
 
 
 def test_one_broken_message_is_one_frame_less(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.extras import bag_library
+from anchor3r.sources.bags.unpacking import bound_libraries
 
 BAG_SUFFIXES = {".bag", ".db3", ".mcap"}
 _METADATA = "metadata.yaml"
@@ -87,6 +88,7 @@ def open_recording(path: Path) -> Recording:
             f"holds {_METADATA}"
         )
     with damage_told(path):
+        bound_libraries()
         return McapRecording(path) if path.suffix.lower() == ".mcap" else RosRecording(path)
 
 
