@@ -161,15 +161,14 @@ def _warp(
 def _column_sums(reference: Array, warped: Array, sums: Array) -> None:
     """Of the warped image, its square and its product with the reference, over the rows of the window."""
     height, width = reference.shape
+    sums[:] = 0
     for y in range(RADIUS, height - RADIUS):
-        for x in range(width):
-            first = square = product = np.float32(0.0)
-            for v in range(-RADIUS, RADIUS + 1):
-                value = warped[y + v, x]
-                first += value
-                square += value * value
-                product += value * reference[y + v, x]
-            sums[0, y, x], sums[1, y, x], sums[2, y, x] = first, square, product
+        for v in range(y - RADIUS, y + RADIUS + 1):
+            for x in range(width):
+                value = warped[v, x]
+                sums[0, y, x] += value
+                sums[1, y, x] += value * value
+                sums[2, y, x] += value * reference[v, x]
 
 
 @kernel
@@ -177,7 +176,9 @@ def _keep_best(sums: Array, mean: Array, variance: Array, best: Array) -> None:
     """Correlations of the windows, put among the best ones of each pixel."""
     _, height, width = best.shape
     share = np.float32(1.0 / (2 * RADIUS + 1) ** 2)
+    scores = np.empty(width, np.float32)
     for y in range(RADIUS, height - RADIUS):
+        # A loop without branches, which the compiler turns into vector instructions.
         for x in range(RADIUS, width - RADIUS):
             first = square = product = np.float32(0.0)
             for u in range(x - RADIUS, x + RADIUS + 1):
@@ -187,8 +188,10 @@ def _keep_best(sums: Array, mean: Array, variance: Array, best: Array) -> None:
             first *= share
             own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
             covariance = product * share - first * mean[y, x]
-            score = covariance / np.sqrt(own * (variance[y, x] + np.float32(NOISE_VARIANCE)))
-            if not score > -1.5:  # NaN: the source does not show the whole window
+            scores[x] = covariance / np.sqrt(own * (variance[y, x] + np.float32(NOISE_VARIANCE)))
+        for x in range(RADIUS, width - RADIUS):
+            score = scores[x]
+            if not score > best[BEST_VIEWS - 1, y, x]:  # or NaN: the source does not show the whole window
                 continue
             for k in range(BEST_VIEWS):
                 if score > best[k, y, x]:

@@ -304,7 +304,11 @@ def _correlation(
     a: Number,
     b: Number,
 ) -> Number:
-    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside."""
+    """Of the window around pixel (x, y) with what its plane shows in one source; -2 if that is outside.
+
+    Indices are unsigned: signed ones may count from the end, and to ask each whether it does costs a
+    quarter of the time.
+    """
     inside, at_x, at_y, xx, xy, yx, yy, _, _ = _placed(stack, s, x, y, d, a, b)
     if not inside:
         return np.float32(-2.0)
@@ -314,14 +318,16 @@ def _correlation(
         for u in range(-RADIUS, RADIUS + 1):
             fu, fv = np.float32(u), np.float32(v)
             sx, sy = at_x + xx * fu + xy * fv, at_y + yx * fu + yy * fv
-            left, top = int(sx), int(sy)
-            right, down = sx - np.float32(left), sy - np.float32(top)
-            above = image[top, left] + right * (image[top, left + 1] - image[top, left])
-            below = image[top + 1, left] + right * (image[top + 1, left + 1] - image[top + 1, left])
-            value = above + down * (below - above)
+            column, row = int(sx), int(sy)
+            x_part, y_part = sx - np.float32(column), sy - np.float32(row)
+            left, right = np.uintp(column), np.uintp(column + 1)
+            top, bottom = np.uintp(row), np.uintp(row + 1)
+            above = image[top, left] + x_part * (image[top, right] - image[top, left])
+            below = image[bottom, left] + x_part * (image[bottom, right] - image[bottom, left])
+            value = above + y_part * (below - above)
             first += value
             square += value * value
-            product += value * reference[y + v, x + u]
+            product += value * reference[np.uintp(y + v), np.uintp(x + u)]
     share = np.float32(1.0 / (_WINDOW * _WINDOW))
     first *= share
     own = max(square * share - first * first, np.float32(0.0)) + np.float32(NOISE_VARIANCE)
@@ -475,15 +481,17 @@ def _alignment(
         for u in range(-RADIUS, RADIUS + 1):
             fu, fv = np.float32(u), np.float32(v)
             sx, sy = at_x + xx * fu + xy * fv, at_y + yx * fu + yy * fv
-            left, top = int(sx), int(sy)
-            right, down = sx - np.float32(left), sy - np.float32(top)
-            step_above = image[top, left + 1] - image[top, left]
-            step_below = image[top + 1, left + 1] - image[top + 1, left]
-            above = image[top, left] + right * step_above
-            below = image[top + 1, left] + right * step_below
-            value = above + down * (below - above)
-            slope = by_d_x * (step_above + down * (step_below - step_above)) + by_d_y * (below - above)
-            seen = reference[y + v, x + u]
+            column, row = int(sx), int(sy)
+            x_part, y_part = sx - np.float32(column), sy - np.float32(row)
+            left, right = np.uintp(column), np.uintp(column + 1)
+            top, bottom = np.uintp(row), np.uintp(row + 1)
+            step_above = image[top, right] - image[top, left]
+            step_below = image[bottom, right] - image[bottom, left]
+            above = image[top, left] + x_part * step_above
+            below = image[bottom, left] + x_part * step_below
+            value = above + y_part * (below - above)
+            slope = by_d_x * (step_above + y_part * (step_below - step_above)) + by_d_y * (below - above)
+            seen = reference[np.uintp(y + v), np.uintp(x + u)]
             first += value
             square += value * value
             product += value * seen
