@@ -73,13 +73,15 @@ def test_the_surface_is_where_the_depths_are(fused_folder: Path) -> None:
     assert np.quantile(nearest, 0.9) < 0.5
 
 
-def test_the_same_again_gives_the_same_bytes(fused_folder: Path, folder: Path) -> None:
-    fuse_map(folder, replace(PREDICTED, memory_mb=16))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_same_again_gives_the_same_bytes(fused_folder: Path, folder: Path, threads: int) -> None:
+    fuse_map(folder, replace(PREDICTED, memory_mb=16, threads=threads))
     again, first = (read_fused(path) for path in (folder, fused_folder))
     assert again is not None
     assert first is not None
     assert_array_equal(again.mesh.vertices, first.mesh.vertices)
     assert_array_equal(again.mesh.faces, first.mesh.faces)
+    assert again.identity["settings"] == first.identity["settings"] | {"memory_mb": 16}
 
 
 def test_other_poses_make_it_stale(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,9 @@ grazing angle would have its zero crossing between two voxels with nothing aroun
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +74,8 @@ class VolumeConfig:
     """Depths of more than so many reference depths are left out."""
     max_blocks: int
     """Blocks in memory at most, of 8 KB each."""
+    threads: int = 1
+    """That average a depth image, some of its blocks each. The result is the same."""
 
     def __post_init__(self) -> None:
         if self.truncation_voxels < 2 or self.reference_pixels <= 0 or self.far <= 0 or self.max_blocks < 64:
@@ -128,10 +131,18 @@ class Volume:
         for start in range(0, len(seen), self.config.max_blocks // 2):
             blocks = seen[start : start + self.config.max_blocks // 2]
             slots = self.resident(blocks)
-            _average(
-                self._pool, slots, self._keys[blocks], inverse, slopes, view.confidence, view.colours, lens,
-                pose, self.voxel, self.truncation, reference,
+            self._average_in(
+                slots, self._keys[blocks], inverse, slopes, view.confidence, view.colours, lens, pose,
+                self.voxel, self.truncation, reference,
             )  # fmt: skip
+
+    def _average_in(self, slots: Array, keys: Array, *seen: Any) -> None:
+        """`_average` in several threads: blocks lie apart in the pool, and none depends on another."""
+        count = self.config.threads
+        parts = zip(np.array_split(slots, count), np.array_split(keys, count), strict=True)
+        with ThreadPoolExecutor(count) as threads:
+            for part in [threads.submit(_average, self._pool, *part, *seen) for part in parts]:
+                part.result()
 
     def keys(self) -> NDArray[np.int64]:
         """(n,) keys of all blocks by their numbers; `block_coordinates` tells what they mean."""

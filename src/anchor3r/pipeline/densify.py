@@ -93,13 +93,13 @@ def densify_map(
             raise Anchor3RError(_no_parallax(folder, len(rows)))
         writer.finish_depths(summary)
     summary |= {"measured_now": run.num_measured, "seconds": round(time.perf_counter() - started, 3)}
-    return summary | {"fusion": _fused(folder, poses, progress) if settings.fuse else None}
+    return summary | {"fusion": _fused(folder, poses, settings.threads, progress) if settings.fuse else None}
 
 
-def _fused(folder: Path, poses: str, progress: Progress) -> dict[str, Any]:
+def _fused(folder: Path, poses: str, threads: int | None, progress: Progress) -> dict[str, Any]:
     """The summary of the fusion, or what kept the depths, which stay, from becoming a surface."""
     try:
-        return fuse_map(folder, FuseSettings(poses=poses), progress=progress)
+        return fuse_map(folder, FuseSettings(poses=poses, threads=threads), progress=progress)
     except Anchor3RError as error:
         return {"failure": str(error)}
 

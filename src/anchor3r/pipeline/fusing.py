@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from anchor3r.io.scratch import ScratchRecords
 from anchor3r.pipeline.settings import Depths, FuseSettings
 from anchor3r.store import Map, MapWriter, best_poses, load_map
 from anchor3r.store.fused import FUSED, pose_checksum
+from anchor3r.threads import chosen_threads
 from anchor3r.trajectory import FramePose, Trajectory
 
 Progress = Callable[[str, int, int], None]
@@ -51,6 +53,18 @@ class _Views:
         found = predicted_depth(self.scene_map, pose)
         assert found is not None, "frames were chosen that have points"
         return found, pose
+
+    def in_order(self, rows: list[int], *, ahead: bool) -> Iterator[tuple[KeyframeDepth, FramePose]]:
+        """Those of some rows, at least one; ahead: each is read by another thread while the last is used."""
+        if not ahead:
+            yield from map(self.read, rows)
+            return
+        with ThreadPoolExecutor(1) as reader:
+            following = reader.submit(self.read, rows[0])
+            for k in rows[1:]:
+                coming, following = following, reader.submit(self.read, k)
+                yield coming.result()
+            yield following.result()
 
     def some(self) -> Iterator[KeyframeDepth]:
         """Evenly chosen ones."""
@@ -101,7 +115,7 @@ def fuse_map(
             "frames": views.poses.frames.tolist(),
             "depths": views.depths,
             "voxel": voxel,
-            "settings": asdict(settings),
+            "settings": {name: value for name, value in asdict(settings).items() if name != "threads"},
         }
         num_vertices, num_faces = waiting.write(folder / FUSED, kept, json.dumps(identity))
         summary = {
@@ -134,7 +148,11 @@ def _remarks(views: _Views, poses: str) -> list[str]:
 def _fusion_config(settings: FuseSettings) -> FusionConfig:
     blocks = settings.memory_mb * 1_000_000 // (VOXELS * VOXEL.itemsize)
     return FusionConfig(
-        volume=VolumeConfig(truncation_voxels=settings.truncation, max_blocks=blocks),
+        volume=VolumeConfig(
+            truncation_voxels=settings.truncation,
+            max_blocks=blocks,
+            threads=chosen_threads(settings.threads, gains=True),
+        ),
         min_confidence=settings.confidence,
         min_views=settings.min_views,
         min_component=settings.min_component,
@@ -168,8 +186,7 @@ def _fuse(
     for rows in views.components():
         with ScratchRecords(scratch, VOXEL, VOXELS) as spill:
             fusion = Fusion(voxel, config, spill)
-            for k in rows:
-                view, pose = views.read(k)
+            for view, pose in views.in_order(rows, ahead=config.volume.threads > 1):
                 fusion.add(view, pose.camera_from_world)
                 done += 1
                 progress("fusing depths", done, len(views))

@@ -152,8 +152,11 @@ class FuseSettings:
     thinner things."""
     memory_mb: int = 256
     """Memory for voxels; what is more waits in a temporary file in the folder of the map."""
+    threads: int | None = None
+    """CPU threads; all cores if not given. The result is the same."""
 
     def __post_init__(self) -> None:
+        _insist_on_ranges(self, threads=LIMITS.threads)
         if self.voxel is not None and not (math.isfinite(self.voxel) and self.voxel > 0):
             raise Anchor3RError(f"--voxel must be a positive length, not {self.voxel}")
         if not 0 <= self.confidence <= 1:
@@ -164,7 +167,9 @@ class FuseSettings:
                 raise Anchor3RError(f"--{option} must be at least {least}, not {getattr(self, name)}")
 
 
-def _insist_on_ranges(settings: MapSettings | RefineSettings | DensifySettings, **most: int) -> None:
+def _insist_on_ranges(
+    settings: MapSettings | RefineSettings | DensifySettings | FuseSettings, **most: int
+) -> None:
     for name, largest in most.items():
         value = getattr(settings, name)
         if value is not None and not 1 <= value <= largest:
