@@ -7,7 +7,7 @@ import pytest
 
 from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.drift import WindowNoise
-from anchor3r.pose_graph.measured_drift import measure_drift, scale_drift_rate, slow_error_modes
+from anchor3r.pose_graph.measured_drift import drift_rate, measure_drift, slow_error_modes
 from anchor3r.pose_graph.placement import MeasuredDrift
 from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.pose_graph.priors import Positions
@@ -98,8 +98,8 @@ def test_the_drift_of_scales_is_found_under_noise_that_neighbours_share(rate: fl
         shared = np.convolve(rng.normal(size=len(frames) + 2), [0.5, 0.7, 0.5], "valid")
         measured = walk + 0.01 * shared
         measured[::10] += rng.normal(size=len(measured[::10]))  # wrong ones
-        estimate = scale_drift_rate(measured, frames)
+        estimate = drift_rate(measured, frames)
         assert estimate is not None
         found.append(estimate)
     assert 0.7 * rate < np.median(found) < 1.4 * rate
-    assert scale_drift_rate(measured[:10], frames[:10]) is None
+    assert drift_rate(measured[:10], frames[:10]) is None

@@ -10,6 +10,7 @@ from anchor3r.pose_graph.pose_system import PoseState, moved
 from anchor3r.pose_graph.priors import (
     Directions,
     Distances,
+    Headings,
     Poses,
     Positions,
     PriorKind,
@@ -70,6 +71,7 @@ def every_kind(seed: int = 0) -> list[PriorKind]:
             center=rng.normal(size=(2, 3)),
             information=metric(rng, 2, 6),
         ),
+        Headings(rows=one, heading=rng.uniform(-3, 3, 2), information=metric(rng, 2, 1)),
     ]
 
 

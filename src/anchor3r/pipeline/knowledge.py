@@ -20,12 +20,13 @@ from anchor3r.geodesy import Datum
 from anchor3r.io.files import replacing
 from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.tables import read_numbered_table
+from anchor3r.pipeline.directions import read_directions
 from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
 from anchor3r.pipeline.placing import MAX_INTERVAL_S, MetricFixes, PositionSettings
 from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
-from anchor3r.pose_graph.priors import Distances, Positions, PriorKind, Scales
+from anchor3r.pose_graph.priors import Directions, Distances, Headings, Positions, PriorKind, Scales
 from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
 
@@ -58,6 +59,10 @@ class PriorSettings(PositionSettings):
     surveyed: str | None = None
     """Text file of cameras that were surveyed: frame x y z sigma, or frame x y z qx qy qz qw sigma, in metres
     with z up; the quaternion turns the camera's axes (right, down, ahead) into those."""
+    directions: str | None = None
+    """CSV of where down is, as an accelerometer tells it, and of headings by compass: columns time or frame;
+    down_x, down_y, down_z (camera axes: right, down, ahead); heading (degrees from north); sigma,
+    heading_sigma (degrees)."""
     camera_height: float | None = None
     """Metres between the camera and the ground that its vehicle drives on. The ground is looked for in the
     images along the whole drive, which bounds the drift of scale without any loop."""
@@ -76,7 +81,7 @@ class PriorSettings(PositionSettings):
         insist_on_lengths(self.distance)
 
     def __bool__(self) -> bool:
-        given = (self.gnss, self.speed, self.surveyed, self.camera_height)
+        given = (self.gnss, self.speed, self.surveyed, self.directions, self.camera_height)
         return bool(self.distance) or any(value is not None for value in given)
 
 
@@ -107,11 +112,12 @@ class MapKnowledge:
             )
         ]
         summary: dict[str, Any] = {
-            "units": "m",
-            "scale_sigma": placed.scale_sigma,
+            "units": "units",
             "priors": kinds,
             "positions_left_out": self.left_out,
         }
+        if any(not isinstance(kind, Directions | Headings) for kind in self.known.kinds):
+            summary |= {"units": "m", "scale_sigma": placed.scale_sigma}
         if placed.drift is not None:
             summary["drift"] = placed.drift._asdict()
         if self.datum is not None:
@@ -185,6 +191,10 @@ def gather(
     if settings.surveyed is not None:
         is_scale_known = bool(settings.distance) or settings.speed is not None or heights is not None
         for kind, names in read_surveyed(Path(settings.surveyed), known, is_scale_known=is_scale_known):
+            kinds.append(kind)
+            entries.append(names)
+    if settings.directions is not None:
+        for kind, names in read_directions(Path(settings.directions), known):
             kinds.append(kind)
             entries.append(names)
     if settings.camera_height is not None and heights is not None:

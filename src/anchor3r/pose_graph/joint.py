@@ -47,7 +47,7 @@ from anchor3r.pose_graph.linalg.step_solvers import (
     TwoLevelSolver,
     make_step_solver,
 )
-from anchor3r.pose_graph.measured_drift import measure_drift, scale_drift_rate, slow_error_modes
+from anchor3r.pose_graph.measured_drift import drift_rate, measure_drift, slow_error_modes
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.placement import (
@@ -60,7 +60,7 @@ from anchor3r.pose_graph.placement import (
     solve_with_priors,
 )
 from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.priors import BLOCK, Positions, PriorSystem, Scales, in_rows
+from anchor3r.pose_graph.priors import BLOCK, Directions, Positions, PriorSystem, Scales, in_rows
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
@@ -346,6 +346,7 @@ class _Refinement:
             self._trust_windows(alone, drift)
         else:
             self._trust_scales(alone, known)
+            self._trust_directions(alone, known)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
@@ -418,10 +419,23 @@ class _Refinement:
         for kind in known.kinds:
             if isinstance(kind, Scales):
                 rows = kind.rows[:, 0]
-                rate = scale_drift_rate(kind.log_scale - alone.log_scale[rows], self.topology.frames[rows])
+                rate = drift_rate(kind.log_scale - alone.log_scale[rows], self.topology.frames[rows])
                 if rate is not None:
                     self._inflate_windows(shared_inflation(self._edges, self.topology, alone))
                     self._loosen_ties(rate)
+
+    def _trust_directions(self, alone: PoseState, known: Knowledge) -> None:
+        """The same by where down is: how far the windows' own down wanders."""
+        for kind in known.kinds:
+            if not isinstance(kind, Directions):
+                continue
+            rows = kind.rows[:, 0]
+            down = np.einsum("kji,kj->ki", alone.rotation[rows], kind.in_camera)
+            across = np.linalg.svd(np.median(down, 0)[None])[2][1:]  # (2, 3)
+            rates = [drift_rate(down @ axis, self.topology.frames[rows]) for axis in across]
+            rate = float(np.sqrt(np.mean([value**2 for value in rates if value is not None] or [0.0])))
+            expected = independent_rotation_rate(self._edges, self.topology, self._window_noise(alone))
+            self._inflate_windows(max(self._window_inflation, (rate / expected) ** 2))
 
     def _inflate_windows(self, inflation: float) -> None:
         self._window_inflation = inflation

@@ -79,19 +79,20 @@ def measure_drift(
     return first
 
 
-def scale_drift_rate(log_ratio: Float, frames: NDArray[np.int64]) -> float | None:
-    """Random walk of an odometry's log scale for the root of a frame, from known scales over its own.
+def drift_rate(error: Float, frames: NDArray[np.int64]) -> float | None:
+    """Random walk of an odometry's error for the root of a frame: of log scales, from known ones over its
+    own, or of a tilt.
 
-    log_ratio: (k,) at ascending frames (k,). Half the variance of differences grows with the frames between
-    them; what it has between near ones is the error of the scales themselves, which neighbours share. Taken
+    error: (k,) at ascending frames (k,). Half the variance of differences grows with the frames between
+    them; what it has between near ones is the error of what is known, which neighbours share. Taken
     from medians, so that some of the scales may be wrong. None if they are too few to tell.
     """
-    count = len(log_ratio)
+    count = len(error)
     if count < _LEAST_SCALES:
         return None
     apart, half, weight = [], [], []
     for lag in np.unique(np.geomspace(_NEXT_LAG, count // 2, _LAGS).astype(np.int64)):
-        found = (SIGMA_PER_MAD * np.median(np.abs(log_ratio[lag:] - log_ratio[:-lag]))) ** 2 / 2
+        found = (SIGMA_PER_MAD * np.median(np.abs(error[lag:] - error[:-lag]))) ** 2 / 2
         apart.append(np.median(frames[lag:] - frames[:-lag]) / 2)
         half.append(max(float(found), _NEVER))
         weight.append(np.sqrt(count / lag) / half[-1])  # so many differences are independent

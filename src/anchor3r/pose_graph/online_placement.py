@@ -23,7 +23,6 @@ from anchor3r.geodesy import Datum
 from anchor3r.geometry import Sim3, hat, so3_log
 from anchor3r.pose_graph.measured_drift import SLOW_PART, SLOW_TIME_S
 from anchor3r.pose_graph.placement import PlacementConfig, is_on_a_line, robust_similarity, turned_upright
-from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.trajectory import FramePose, Trajectory
 
 Float = NDArray[np.float64]
@@ -273,9 +272,7 @@ def _fitted(path: PositionedPath, target: Float) -> tuple[Sim3, NDArray[np.bool_
     found, near = robust_similarity(path.center, target)
     is_line = is_on_a_line(target[near])
     if is_line:
-        state = PoseState(path.rotation, path.center, np.zeros(len(path.center)))
-        down = np.tile([0.0, 1.0, 0.0], (len(path.center), 1))
-        found = turned_upright(state, np.arange(len(down)), found, target[near], down)
+        found = turned_upright(path.rotation[:, 1], found, target[near])
     return found, near, is_line
 
 

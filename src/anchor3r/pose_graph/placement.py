@@ -21,6 +21,7 @@ from anchor3r.pose_graph.pose_system import Float, PoseState
 from anchor3r.pose_graph.priors import (
     Directions,
     Distances,
+    Headings,
     Int,
     Poses,
     Positions,
@@ -51,6 +52,7 @@ class MeasuredDrift(NamedTuple):
 _SAMPLES = 500  # similarities tried: with a third of the positions wrong, one in 500 fails 1e-76 of the time
 _TRIED = 300  # points, evenly spread, whose errors tell which similarity is best
 _COMPUTABLE = 1e70  # metres: products of four such numbers are still numbers
+_DOWN = np.array([0.0, 1.0, 0.0])
 _HELD = 1e-4  # of the map's size (and of a radian): how firmly a frame is held where nothing places the map
 
 
@@ -241,25 +243,52 @@ def _similarity(
     if len(source) >= 3:
         found, near = robust_similarity(source, target)
         if is_on_a_line(target[near]):
-            down = np.tile(
-                [0.0, 1.0, 0.0], (len(rows), 1)
-            )  # of the world as of a camera that is held upright
-            upright = turned_upright(state, rows, found, target[near], down)
+            if (seen := _down_in_map(state, kinds)) is not None:
+                return turned_upright(seen[None], found, target[near]), []
+            upright = turned_upright(state.rotation[rows, 1], found, target[near])
             information = np.tile(np.eye(3) / np.radians(config.upright_sigma_deg) ** 2, (len(rows), 1, 1))
+            down = np.tile(_DOWN, (len(rows), 1))  # of the world as of a camera that is held upright
             return upright, [
                 Directions(
-                    rows=rows[:, None],
-                    in_camera=np.tile([0.0, 1.0, 0.0], (len(rows), 1)),
-                    in_world=down,
-                    information=information / len(rows),
+                    rows=rows[:, None], in_camera=down, in_world=down, information=information / len(rows)
                 )
             ]
         return found, []
-    scale = np.exp(_log_scale(state, kinds))
-    translation = np.zeros(3)
+    scale, rotation, translation = np.exp(_log_scale(state, kinds)), _turn(state, rows, kinds), np.zeros(3)
     if len(source):
-        translation = target[0] - scale * source[0]
-    return Sim3(np.eye(3), translation, np.asarray(scale)), []
+        translation = target[0] - scale * rotation @ source[0]
+    return Sim3(rotation, translation, np.asarray(scale)), []
+
+
+def _down_in_map(state: PoseState, kinds: Sequence[PriorKind]) -> Float | None:
+    """(3,) by the median of what directions say, of which fewer than half may be wrong; None without any."""
+    found = [kind for kind in kinds if isinstance(kind, Directions) and len(kind.rows)]
+    if not found:
+        return None
+    rotation = state.rotation[found[0].rows[:, 0]]
+    down = np.median(np.einsum("kji,kj->ki", rotation, found[0].in_camera), axis=0)
+    return np.asarray(down / max(float(np.linalg.norm(down)), 1e-12), np.float64)
+
+
+def _turn(state: PoseState, rows: Int, kinds: Sequence[PriorKind]) -> Float:
+    """(3, 3) world_from_map as far as directions and headings tell it; those that do not turn nothing."""
+    down = _down_in_map(state, kinds)
+    headings = [kind for kind in kinds if isinstance(kind, Headings) and len(kind.rows)]
+    if down is None and not headings:
+        return np.eye(3)
+    if down is None:
+        down = state.rotation[rows, 1].mean(0)
+        down = down / max(float(np.linalg.norm(down)), 1e-12)
+    axis = np.cross(down, _DOWN)
+    sine, cosine = float(np.linalg.norm(axis)), float(down @ _DOWN)
+    axis = axis / sine if sine > 1e-12 else np.array([1.0, 0.0, 0.0])
+    level = np.asarray(so3_exp(np.arctan2(sine, cosine) * axis), np.float64)
+    if headings:
+        ahead = state.rotation[headings[0].rows[:, 0], 2] @ level.T
+        away = headings[0].heading - np.arctan2(ahead[:, 0], ahead[:, 2])
+        angle = np.arctan2(np.median(np.sin(away)), np.median(np.cos(away)))
+        level = np.asarray(so3_exp([0.0, angle, 0.0]), np.float64) @ level
+    return level
 
 
 def _by_poses(
@@ -361,13 +390,16 @@ def is_on_a_line(points: Float) -> bool:
     return bool(spread[1] < 1e-3 * spread[0] or spread[1] < min(0.1 * spread[0], 3 * spread[2]))
 
 
-def turned_upright(state: PoseState, rows: Int, found: Sim3, target: Float, down: Float) -> Sim3:
-    """The similarity turned about the line of its targets until the cameras stand upright on average."""
+def turned_upright(seen_down: Float, found: Sim3, target: Float) -> Sim3:
+    """The similarity turned about the line of its targets until down is where it was seen, on average.
+
+    seen_down: (n, 3) in the map; that of the cameras themselves if they are held upright.
+    """
     centred = target - np.median(target, 0)
     axis = np.linalg.svd(centred, full_matrices=False)[2][0]
-    seen = (np.swapaxes(state.rotation[rows], 1, 2) @ [0.0, 1.0, 0.0]) @ np.asarray(found.rotation).T
+    seen = seen_down @ np.asarray(found.rotation).T
     across_seen = (seen - np.outer(seen @ axis, axis)).sum(0)
-    across_down = (down - np.outer(down @ axis, axis)).sum(0)
+    across_down = _DOWN - (_DOWN @ axis) * axis
     sine = float(np.cross(across_seen, across_down) @ axis)
     angle = np.arctan2(sine, float(across_seen @ across_down))
     middle, rotation = np.median(target, 0), so3_exp(angle * axis)
@@ -401,12 +433,18 @@ def _held(
     if not first:
         return assumed
     size = max(float(np.ptp(state.center, 0).max()), 1e-9)
-    information = np.diag(np.repeat([_HELD, _HELD * size], 3) ** -2.0)
+    information = np.tile(np.diag(np.repeat([_HELD, _HELD * size], 3) ** -2.0), (len(first), 1, 1))
+    for kind in kinds:  # which tell of the first frame's rotation what need not be held
+        told = np.isin(component[first], component[kind.rows[:, 0]])
+        if isinstance(kind, Directions):
+            information[told, 0, 0] = information[told, 2, 2] = 0
+        elif isinstance(kind, Headings):
+            information[told, 1, 1] = 0
     held = Poses(
         rows=np.array(first)[:, None],
         rotation=state.rotation[first],
         center=state.center[first],
-        information=np.tile(information, (len(first), 1, 1)),
+        information=information,
     )
     scaled = {
         int(component[row])

@@ -28,6 +28,7 @@ Bool = NDArray[np.bool_]
 BLOCK = 7
 """Unknowns of a frame: rotation, centre, log scale."""
 _SETTLED = 0.02  # variance factors that change by a smaller part are kept
+_LEVEL_SQ = 0.01  # of what a camera sees ahead, the part along the ground that tells a heading
 _LEAST_FACTOR = 1e-6  # of the variance, where a kind states none and fits exactly
 
 
@@ -45,6 +46,8 @@ class PriorKind(Protocol):
 
     name: ClassVar[str]
     """what a table calls it"""
+    num_independent: ClassVar[int]
+    """of the residuals of a prior: a difference of directions has no part along them"""
 
     @property
     def rows(self) -> Int:
@@ -77,6 +80,7 @@ class Positions:
     """Where an antenna was at a moment between two frames: GNSS, geotags, surveyed points."""
 
     name: ClassVar[str] = "position"
+    num_independent: ClassVar[int] = 3
     rows: Int
     """(k, 2) frames before and after the moment; the same twice if it is that of a frame"""
     fraction: Float
@@ -123,6 +127,7 @@ class Distances:
     """How far two points are apart that are fixed to frames: two cameras, two things seen, a known speed."""
 
     name: ClassVar[str] = "distance"
+    num_independent: ClassVar[int] = 1
     rows: Int
     """(k, 2)"""
     length: Float
@@ -161,9 +166,10 @@ class Distances:
 
 @dataclass(frozen=True, kw_only=True)
 class Directions:
-    """A direction that a camera and the world both know: gravity, a compass."""
+    """A direction that a camera and the world both know: where down is."""
 
     name: ClassVar[str] = "direction"
+    num_independent: ClassVar[int] = 2
     rows: Int
     """(k, 1)"""
     in_camera: Float
@@ -171,7 +177,7 @@ class Directions:
     in_world: Float
     """(k, 3) unit"""
     information: Float
-    """(k, 3, 3) of the difference of the two in the world, rad⁻²"""
+    """(k, 3, 3) of the difference of the two in the world, rad⁻²; its length is 2 sin of half their angle"""
     is_spread_known: bool = True
 
     def linearise(self, state: PoseState) -> Linearised:
@@ -185,10 +191,40 @@ class Directions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Headings:
+    """Which way a camera looks over the ground, as a compass tells it; the world has x east and z north."""
+
+    name: ClassVar[str] = "heading"
+    num_independent: ClassVar[int] = 1
+    rows: Int
+    """(k, 1)"""
+    heading: Float
+    """(k,) radians clockwise from north"""
+    information: Float
+    """(k, 1, 1) rad⁻²"""
+    is_spread_known: bool = True
+
+    def linearise(self, state: PoseState) -> Linearised:
+        ahead = state.rotation[self.rows[:, 0], 2]  # in the world
+        east, north = ahead[:, 0], ahead[:, 2]
+        away = np.arctan2(east, north) - self.heading
+        turned = hat(ahead)
+        level = np.maximum(east**2 + north**2, _LEVEL_SQ)  # looking straight down has no heading
+        jacobian = np.zeros((len(ahead), 1, 1, BLOCK))
+        change = north[:, None] * turned[:, 0] - east[:, None] * turned[:, 2]
+        jacobian[:, 0, 0, :3] = change / level[:, None]
+        return Linearised((np.mod(away + np.pi, 2 * np.pi) - np.pi)[:, None], jacobian)
+
+    def select(self, which: Bool) -> Headings:
+        return _selected(self, ["rows", "heading", "information"], which)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scales:
     """The scale of a frame's window, as a known length in its own point map tells it: a camera's height."""
 
     name: ClassVar[str] = "scale"
+    num_independent: ClassVar[int] = 1
     rows: Int
     """(k, 1)"""
     log_scale: Float
@@ -211,6 +247,7 @@ class Poses:
     """Whole poses of single frames: a surveyed camera, or the frame that holds a map's gauge."""
 
     name: ClassVar[str] = "pose"
+    num_independent: ClassVar[int] = 6
     rows: Int
     """(k, 1)"""
     rotation: Float
@@ -335,7 +372,7 @@ class PriorSystem:
 def squared(kind: PriorKind, state: PoseState) -> tuple[Float, int]:
     """(k,) squared residuals in the metric that the priors state, and the number of residuals of each."""
     residual = kind.linearise(state).residual
-    return np.einsum("ki,kij,kj->k", residual, kind.information, residual), residual.shape[1]
+    return np.einsum("ki,kij,kj->k", residual, kind.information, residual), kind.num_independent
 
 
 def in_rows(kind: Kind, frames: Int) -> Kind:

@@ -15,7 +15,14 @@ from anchor3r.store import ONLINE, Map
 _MAX_CUT = 30
 """Priors that were cut and are listed, the worst ones."""
 _COLUMNS = ("prior", "number", "cut", "spread (times what was stated)", "median residual", "largest kept")
-_UNITS = {"position": "m", "distance": "m", "scale": "of the log", "direction": "", "pose": ""}
+_UNITS = {
+    "position": "m",
+    "distance": "m",
+    "scale": "of the log",
+    "direction": "rad",
+    "heading": "rad",
+    "pose": "",
+}
 
 
 def placement_facts(scene_map: Map, poses: str) -> dict[str, str]:
