@@ -507,7 +507,7 @@ def test_a_turn_seen_with_an_unknown_camera_is_given_no_translation() -> None:
 @pytest.mark.parametrize("error", [-0.1, 0.1])
 def test_a_first_pass_that_was_wrong_is_found_out(error: float) -> None:
     """A camera three spreads off what windows say is no longer called determined, and moves towards them."""
-    with open_source("world:9?kind=room&motion=handheld&width=320&height=240&frames=60") as source:
+    with open_source("world:9?kind=room&motion=handheld&width=320&height=240&frames=70") as source:
         frames = list(source)
     true = frames[0].intrinsics
     assert true is not None

@@ -103,6 +103,90 @@ class _Equations:
         )  # fmt: skip
 
 
+@dataclass
+class Adjustment:
+    """A bundle adjustment on its way, whose steps may be taken one by one; see `adjust_window`."""
+
+    seen: _Observations
+    rotations: Array
+    """(k, 3, 3)"""
+    translations: Array
+    """(k, 3)"""
+    camera: Array
+    """(6,)"""
+    points: Array
+    """(n, 3)"""
+    huber_px: float
+    prior: Array
+    """(c,)"""
+    prior_information: Array
+    """(c, c)"""
+    steps_left: int
+    """At most; none once it has converged."""
+    cost: float
+    information: Array
+    """As in `Adjusted`"""
+    gradient: Array
+    linearised_at: Array
+    """(6,) camera of the last step's equations"""
+    damping: float = _FIRST_DAMPING
+
+    @staticmethod
+    def begin(
+        rotations: Array, translations: Array, camera: Array, points: Array,
+        point_of: NDArray[np.int64], keyframe_of: NDArray[np.int64], uv: Array, huber_px: float,
+        free: NDArray[np.bool_], prior: Array, prior_information: Array, iterations: int,
+    ) -> Adjustment:  # fmt: skip
+        """Before the first step; what `adjust_window` takes."""
+        seen = _Observations(
+            start=np.searchsorted(point_of, np.arange(len(points) + 1)),
+            point_of=np.ascontiguousarray(point_of),
+            keyframe_of=np.ascontiguousarray(keyframe_of),
+            uv=np.ascontiguousarray(uv),
+            slot=np.where(free, np.cumsum(free) - 1, -1),
+        )
+        state: _State = (
+            np.ascontiguousarray(rotations), np.ascontiguousarray(translations), camera,
+            np.ascontiguousarray(points),
+        )  # fmt: skip
+        cost = _total_cost(state, seen, huber_px, prior, prior_information)
+        size = CALIBRATION_SIZE
+        return Adjustment(
+            seen, *state, huber_px, prior, prior_information, iterations, cost,
+            information=np.zeros((size, size)), gradient=np.zeros(size), linearised_at=camera,
+        )  # fmt: skip
+
+    def run(self, steps: int) -> None:
+        """Takes so many of the steps that are left."""
+        num_free, prior = int((self.seen.slot >= 0).sum()), (self.prior, self.prior_information)
+        for _ in range(min(steps, self.steps_left)):
+            state: _State = (self.rotations, self.translations, self.camera, self.points)
+            equations = _Equations.zeros(num_free, len(self.points), len(self.seen.uv))
+            self.linearised_at = self.camera
+            new = _step(state, self.seen, equations, self.huber_px, *prior, self.damping)
+            self.information, self.gradient = equations.h, equations.g
+            new_cost = _total_cost(new, self.seen, self.huber_px, *prior)
+            self.steps_left -= 1
+            if new_cost < self.cost:
+                converged = self.cost - new_cost < _CONVERGED * self.cost
+                self.rotations, self.translations, self.camera, self.points = new
+                self.cost, self.damping = new_cost, max(self.damping / 10, _LEAST_DAMPING)
+            else:
+                self.damping *= 10
+                converged = self.damping > _MOST_DAMPING
+            if converged:
+                self.steps_left = 0
+                return
+
+    @property
+    def adjusted(self) -> Adjusted:
+        """As the steps so far have left it."""
+        return Adjusted(
+            self.rotations, self.translations, self.camera, self.points, self.information, self.gradient,
+            calibration_vector(self.linearised_at),
+        )  # fmt: skip
+
+
 def adjust_window(
     rotations: Array, translations: Array, camera: Array, points: Array,
     point_of: NDArray[np.int64], keyframe_of: NDArray[np.int64], uv: Array, huber_px: float,
@@ -113,33 +197,12 @@ def adjust_window(
     rotations (k, 3, 3), translations (k, 3), points (n, 3); observations (m,) sorted by point, all points
     observed. The calibration is drawn to `prior` (c,) by `prior_information` (c, c); `HELD` holds it.
     """
-    seen = _Observations(
-        start=np.searchsorted(point_of, np.arange(len(points) + 1)),
-        point_of=np.ascontiguousarray(point_of),
-        keyframe_of=np.ascontiguousarray(keyframe_of),
-        uv=np.ascontiguousarray(uv),
-        slot=np.where(free, np.cumsum(free) - 1, -1),
-    )
-    state: _State = (
-        np.ascontiguousarray(rotations), np.ascontiguousarray(translations), camera,
-        np.ascontiguousarray(points),
+    adjustment = Adjustment.begin(
+        rotations, translations, camera, points, point_of, keyframe_of, uv, huber_px, free, prior,
+        prior_information, iterations,
     )  # fmt: skip
-    cost = _total_cost(state, seen, huber_px, prior, prior_information)
-    equations, at = _Equations.zeros(0, 0, 0), camera
-    damping = _FIRST_DAMPING
-    for _ in range(iterations):
-        equations, at = _Equations.zeros(int(free.sum()), len(points), len(uv)), state[2]
-        new = _step(state, seen, equations, huber_px, prior, prior_information, damping)
-        new_cost = _total_cost(new, seen, huber_px, prior, prior_information)
-        if new_cost < cost:
-            converged = cost - new_cost < _CONVERGED * cost
-            state, cost, damping = new, new_cost, max(damping / 10, _LEAST_DAMPING)
-        else:
-            damping *= 10
-            converged = damping > _MOST_DAMPING
-        if converged:
-            break
-    return Adjusted(*state, equations.h, equations.g, calibration_vector(at))
+    adjustment.run(iterations)
+    return adjustment.adjusted
 
 
 def _total_cost(

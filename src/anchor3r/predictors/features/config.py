@@ -104,6 +104,9 @@ class FeaturesConfig:
     embody the camera they were made with, and would only confirm it."""
     calibration_steps: int = 10
     """Levenberg–Marquardt steps of these adjustments, which begin farther from their minimum."""
+    calibration_steps_a_frame: int = 3
+    """So many of them are taken with each of the frames that follow, so that none of these takes much longer
+    than others; they are done before the next such adjustment begins."""
     intrinsics: Pinhole | None = None
     """Of the source's images, in place of what the source says, where it is known better."""
     radial: tuple[float, float] = (0.0, 0.0)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array
-from anchor3r.predictors.features.bundle_adjustment import HELD, Adjusted, adjust_window
+from anchor3r.predictors.features.bundle_adjustment import HELD, Adjusted, Adjustment
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import calibration_vector, reprojection_errors, triangulate
 from anchor3r.predictors.features.tracking import TEMPLATE_RADIUS
@@ -147,20 +147,29 @@ class LocalMap:
         The camera is drawn to what is believed of it; without a belief it is held.
         """
         num_free = min(num_free, len(self) - 1)
-        free = np.arange(len(self)) >= len(self) - num_free
-        seen = self.seen() & self.points.mature
-        chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))
-        point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
-        prior = (calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)
-        adjusted = adjust_window(
-            self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
-            point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
-            prior[0], prior[1], iterations,
-        )  # fmt: skip
+        adjustment, chosen = self.adjustment(camera, num_free, huber_px, belief, iterations)
+        adjustment.run(iterations)
+        adjusted = adjustment.adjusted
         self.poses = SE3(adjusted.rotations, adjusted.translations)
         self.points.position[chosen] = adjusted.points
         self.covariance = edges_to_newest(self.poses, adjusted.information, num_free)
         return adjusted
+
+    def adjustment(
+        self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
+    ) -> tuple[Adjustment, NDArray[np.int64]]:
+        """The same before its first step, on copies, and which points take part."""
+        free = np.arange(len(self)) >= len(self) - min(num_free, len(self) - 1)
+        seen = self.seen() & self.points.mature
+        chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))
+        point_of, keyframe_of = np.nonzero(seen[:, chosen].T)
+        prior = (calibration_vector(camera), HELD) if belief is None else (belief.mean, belief.information)
+        adjustment = Adjustment.begin(
+            self.poses.rotation, self.poses.translation, camera, self.points.position[chosen],
+            point_of, keyframe_of, self.observed[keyframe_of, chosen[point_of]], huber_px, free,
+            prior[0], prior[1], iterations,
+        )  # fmt: skip
+        return adjustment, chosen
 
     def reject(self, camera: Array, max_error_px: float) -> None:
         """Removes observations that disagree with their point, and points left with fewer than two.

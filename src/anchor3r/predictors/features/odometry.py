@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import SE3, Array, Pinhole, nearest_rotation
 from anchor3r.predictors.features import tracking
+from anchor3r.predictors.features.bundle_adjustment import Adjustment
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.config import FeaturesConfig
 from anchor3r.predictors.features.local_map import LocalMap, Points
@@ -84,6 +85,8 @@ class Odometry:
     """whether the source or the user knew the camera"""
     num_keyframes: int = 0
     """adjusted so far"""
+    learning: Adjustment | None = None
+    """of all remembered keyframes, from which the calibration learns; None while none is on its way"""
 
     def calibrate_from(self, frame: Frame, grey: Image) -> None:
         """Takes the camera of the first frame as stated, or as an earlier pass found it, or assumes one.
@@ -213,7 +216,7 @@ class Odometry:
         """Keyframes that the next adjustment may move.
 
         Those that are held embody the camera they were made with, which must not learn from them that it was
-        right. So an unknown one frees nearly all; one that is known learns from a copy (`_learn`), since
+        right. So an unknown one frees nearly all; one that is known learns from a copy (`learn`), since
         keyframes that keep moving take the scale along.
         """
         return self.config.free_keyframes if self.is_known else self.config.memory - 2
@@ -233,7 +236,7 @@ class Odometry:
             belief.add(adjusted, 1 / c.memory)
         else:
             if not belief.is_held and self.num_keyframes % c.calibration_interval == 0:
-                self._learn(belief)
+                self._begin_learning(belief)
             drawn_to = None if belief.is_held else belief
             self.camera = camera_from(belief.mean, self.camera)
             self.camera = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps).camera
@@ -242,13 +245,31 @@ class Odometry:
         m.rebase()
         self.pose = SE3.identity()
 
-    def _learn(self, belief: Calibration) -> None:
-        """What the remembered keyframes say of a camera that is known, found with all of them free."""
+    def _begin_learning(self, belief: Calibration) -> None:
+        """Begins to find out what the remembered keyframes say of a known camera, all of them free.
+
+        That of a young map, which is small, is done at once: what it is begun with matters most.
+        """
         c, m = self.config, self.map
-        before = m.poses, m.points.position.copy(), m.covariance
-        adjusted = m.adjust(self.camera, c.memory - 2, c.huber_px, belief, c.calibration_steps)
-        belief.add(adjusted, c.calibration_interval / c.memory)
-        m.poses, m.points.position, m.covariance = before
+        self.learn(c.calibration_steps)
+        self.learning, _ = m.adjustment(self.camera, c.memory - 2, c.huber_px, belief, c.calibration_steps)
+        if len(m) < 2 * c.free_keyframes:
+            self.learn(c.calibration_steps)
+
+    def learn(self, steps: int) -> None:
+        """Goes on with that by so many steps, few of them a frame, so that no frame takes much longer.
+
+        What comes of it counts from the next keyframe on.
+        """
+        if self.learning is None:
+            return
+        self.learning.run(steps)
+        if not self.learning.steps_left:
+            assert self.calibration is not None
+            self.calibration.add(
+                self.learning.adjusted, self.config.calibration_interval / self.config.memory
+            )
+            self.learning = None
 
     def add_corners(self, index: int, grey: Image) -> None:
         """Starts points where there are none, at the depth of those around."""

@@ -279,6 +279,7 @@ class FeaturesPredictor(Predictor):
             reason = NoPoseReason.NO_OVERLAP if enough else NoPoseReason.FEW_FEATURES
             return _nothing(frame, WindowStatus.LOST, reason)
         odometry.move_to(posed, grey)
+        odometry.learn(self.config.calibration_steps_a_frame)
         if not odometry.is_keyframe():
             return self._measured(frame, self.window - 1, np.linalg.inv(posed.information))
         m.add_keyframe(frame.index, odometry.pose)
