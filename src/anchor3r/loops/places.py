@@ -139,14 +139,14 @@ class PlaceSearch:
     def look(self, posed: PosedKeyframes, row: int, place_row: int) -> Seen | None:
         """Where the keyframe of `row` is by those around `place_row`; None if that is not certain."""
         config = self.config.localiser
-        place = self._place(int(posed.frames[row]))
+        place = self.place(int(posed.frames[row]))
         camera = posed.camera.resized(place.width, place.height)
         rays, vectors = rays_of(place.features.pixel, camera, posed.lens), place.vectors
         sigma = config.pose.pixel_sigma * max(camera.width, camera.height) / camera.fx
         area = camera.width * camera.height / (camera.fx * camera.fy)
 
         def matches(k: int) -> Matches:
-            return matches_with(posed, k, self._place(int(posed.frames[k])), vectors, rays, config)
+            return matches_with(posed, k, self.place(int(posed.frames[k])), vectors, rays, config)
 
         own = {place_row: matches(place_row)}
         if len(own[place_row]) < self.config.edge_inliers:
@@ -232,7 +232,7 @@ class PlaceSearch:
 
     def _should_be_at(self, posed: PosedKeyframes, camera: Pinhole, row: int, pose: SE3) -> Float:
         """(f, 2) pixels of a camera at which features of a keyframe should be seen, at about their size."""
-        place = self._place(int(posed.frames[row]))
+        place = self.place(int(posed.frames[row]))
         known = np.flatnonzero(place.depth_sigma < self.config.localiser.pose.largest_depth_sigma)
         own = posed.camera.resized(place.width, place.height)
         flat = rays_of(place.features.pixel[known], own, posed.lens)
@@ -274,7 +274,8 @@ class PlaceSearch:
         found = median_log_ratio(depth[sure], own[sure], alike=self.config.features_alike)
         return found._replace(sigma=max(found.sigma, self.config.min_scale_sigma))
 
-    def _place(self, frame: int) -> PlaceKeyframe:
+    def place(self, frame: int) -> PlaceKeyframe:
+        """The features of a keyframe; the last ones are remembered."""
         if frame not in self._places:
             self._remember(self._read_place(frame))
         self._places.move_to_end(frame)

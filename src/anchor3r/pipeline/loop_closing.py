@@ -1,23 +1,26 @@
 """Loops closed beside the stream: found, measured and judged on a second thread, applied at fixed frames.
 
-Every so many frames a job starts from the map as it is then, and what it finds is applied when the next one
-starts, be it waited for. So results depend on frames alone, never on the clock: a run that is repeated, or
-killed and resumed, comes to the same bits. The stream's own odometry is left alone. A correction moves what
-is told of it, see `pose_graph.correction`, and costs the stream but the few nodes that are written.
+Every so many frames a job starts from the map as it is then, and what it finds is applied so many frames
+later, be it waited for. So results depend on frames alone, never on the clock: a run that is repeated, or
+killed and resumed, comes to the same bits. Jobs are done one after the other, and each has the time in which
+two begin, so that one that takes long borrows from one that does not. The stream's own odometry is left
+alone. A correction moves what is told of it, see `pose_graph.correction`, and costs the stream but the few
+nodes that are written.
 
-What a job costs does not depend on the length of the map: it describes and looks for the newest keyframes
-among at most `max_keyframes`, measures few places (`loop_jobs`), and judges at most `max_events` events
-on a coarse graph of at most `OnlineLoopConfig.max_nodes` nodes. Beyond these numbers keyframes and events are
-thinned out, and nodes lie farther apart, by factors of two. Only the columns of poses grow, by a row of 15
-numbers a frame.
+What a job costs does not depend on the length of the map: it describes and looks for at most
+`max_new_keyframes` among at most `max_keyframes`, measures few places (`loop_jobs`), and now and then judges
+at most `max_events` events on a coarse graph of at most `OnlineLoopConfig.max_nodes` nodes. Beyond these
+numbers keyframes and events are thinned out, and nodes lie farther apart, by factors of two. Only the columns
+of poses grow, by a row of 15 numbers a frame.
 """
 
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +34,19 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.store import LoopClosing, Map
 from anchor3r.trajectory import FramePose
 
-_WAIT = 1.5
-"""Steps that a frame waits for at most, while a job is late: so no frame takes three."""
+LONGEST_STEP = 2.5
+"""Steps of typical length that a frame takes at most, if it can, while it waits for a job that is late: so
+none takes three."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One that is at work, or done and not applied yet."""
+
+    seen: Progress
+    due: int
+    """Number of the frame, from one on, with which its result is applied."""
+    result: Future[LoopClosing]
 
 
 class LoopCloser:
@@ -57,8 +71,8 @@ class LoopCloser:
         self._keyframes: list[tuple[int, NDArray[np.float32] | None]] = []
         self._num_frames = self._num_posed = 0
         self._is_free = False
-        self._pending: Future[LoopClosing] | None = None
-        self._camera_of_pending: Camera = None
+        self._jobs: deque[_Job] = deque()
+        self._cameras: dict[int, Camera] = {}  # of jobs that a resumed run begins again
         self._typical_step_s = 0.0
         self._worker = LoopWorker(folder, load, search, config, self._rows, self._members)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="loop closing")
@@ -69,11 +83,10 @@ class LoopCloser:
         self._worker.close()
 
     def due(self) -> LoopClosing | None:
-        """What is to be applied with the next frame: the finished job's result, if one is due there."""
-        if self._pending is None or (self._num_frames + 1) % self.config.interval:
+        """What is to be applied with the next frame: a job's result, if one is due there."""
+        if not self._jobs or self._jobs[0].due != self._num_frames + 1:
             return None
-        found, self._pending = self._pending.result(), None
-        return found
+        return self._jobs.popleft().result.result()
 
     def observe(
         self, poses: tuple[FramePose, ...], edges: Edges, descriptor: NDArray[np.float32] | None
@@ -97,8 +110,8 @@ class LoopCloser:
         self._begin(self._now())
 
     def _begin(self, seen: Progress) -> None:
-        self._camera_of_pending = seen.camera
-        self._pending = self._thread.submit(self._worker.run, seen)
+        result = self._thread.submit(self._worker.run, seen)
+        self._jobs.append(_Job(seen, seen.num_frames + self.config.latency, result))
 
     def pace(self, step_s: float) -> None:
         """Tells how long the frame took, which waits a little for a job that is likely to be late.
@@ -107,20 +120,22 @@ class LoopCloser:
         """
         faster = step_s < self._typical_step_s
         self._typical_step_s = self._typical_step_s * (0.95 if faster else 1.05) or step_s  # nears the median
-        left = self.config.interval - self._num_frames % self.config.interval
-        if self._pending is not None and left < self.config.interval / 2:
-            wait([self._pending], _WAIT * self._typical_step_s)
+        if self._jobs and self._jobs[0].due - self._num_frames <= self.config.latency / 2:
+            wait([self._jobs[0].result], max(0.0, LONGEST_STEP * self._typical_step_s - step_s))
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """What the map does not keep of the job that is at work."""
-        return {"camera": np.frombuffer(json.dumps(self._camera_of_pending).encode(), np.uint8)}
+        """What the map does not keep of the jobs that are at work."""
+        cameras = {job.seen.job: job.seen.camera for job in self._jobs}
+        return {"cameras": np.frombuffer(json.dumps(cameras).encode(), np.uint8)}
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Puts back what `snapshot` gave; before `rebuild`."""
-        self._camera_of_pending = json.loads(state["camera"].tobytes()) if state else None
+        cameras = json.loads(state["cameras"].tobytes()) if state else {}
+        self._cameras = {int(job): camera for job, camera in cameras.items()}
 
     def _now(self) -> Progress:
-        new, self._keyframes = self._keyframes, []
+        most = self.config.max_new_keyframes
+        new, self._keyframes = self._keyframes[:most], self._keyframes[most:]
         job = self._num_frames // self.config.interval
         windows = list(self._windows.entries)
         return Progress(job, self._num_frames, len(self._rows), windows, new, self._is_free, self._camera())
@@ -138,10 +153,10 @@ class LoopCloser:
             if self.observe(poses, edges, descriptor):
                 started.append(self._now())
         for seen in started:
-            if (seen.job + 1) * self.config.interval <= self._num_frames:
+            if seen.num_frames + self.config.latency <= self._num_frames:
                 self._worker.recall(seen, loops.get(seen.job, []))
             else:
-                self._begin(replace(seen, camera=self._camera_of_pending))
+                self._begin(replace(seen, camera=self._cameras.get(seen.job)))
         return scene_map.correction_told_at(last_frame)
 
 

@@ -39,6 +39,8 @@ _STATES = {
     Verdict.SCATTERED: LoopState.SCATTERED,
     Verdict.CONTRADICTED: LoopState.CONTRADICTED,
 }
+ROW_SIZE = 15
+"""Numbers of a pose: frame, component, log scale, rotation, centre."""
 Camera = dict[str, Any] | None
 Event = tuple[Loop, list[Edges]]
 Entry = TypeVar("Entry")
@@ -48,11 +50,22 @@ Entry = TypeVar("Entry")
 class LoopClosingConfig:
     """When loops are looked for beside a stream, and how much of it."""
 
-    interval: int = 10
-    """Frames from the start of a job to that of the next one, when what it found is applied: a place that is
-    seen again corrects the map at most twice as many frames later."""
+    interval: int = 5
+    """Frames from the start of a job to that of the next one."""
+    latency: int = 10
+    """Frames from the start of a job to the one with which its result is applied: jobs that take long borrow
+    time from those that do not. A place that is seen again corrects the map at most `judgement_interval`
+    frames later than this: in 2 s at ten frames a second."""
     keyframe_interval: int = 5
     """Compare one frame out of so many with earlier places."""
+    judgement_interval: int = 10
+    """Frames from one judgement of all events to the next at least: on a long map it costs more than all else
+    that a job does. What is measured in between waits for it."""
+    small_map: int = 500
+    """Up to so many frames every job may judge: it costs about as much as the features of a keyframe."""
+    max_new_keyframes: int = 2
+    """Keyframes that one job describes and looks for at most. A map that starts gives poses to many frames
+    at once, whose keyframes wait for the jobs that follow."""
     max_measured: int = 2
     """Places that one job measures by windows at most, those that look most alike."""
     max_keyframes: int = 2048
@@ -73,9 +86,10 @@ class LoopClosingConfig:
     """How events are judged and the map is corrected."""
 
     def __post_init__(self) -> None:
-        counts = (self.interval, self.keyframe_interval, self.max_measured)
+        counts = min(self.interval, self.latency, self.keyframe_interval, self.judgement_interval)
+        counts = min(counts, self.max_new_keyframes, self.max_measured)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
-        if min(counts) < 1 or min(limits) < 2:
+        if counts < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
 
 
@@ -131,6 +145,10 @@ class LoopWorker:
         self._windows = _ByWindows(self._scene_map, load, config, members)
         self._places = _ByPlaces(self._scene_map, config)
         self._events: Thinned[Event] = Thinned(config.max_events)
+        self._has_unjudged = False
+        self._judges_from = 0  # number of frames at which events may be judged again
+        self._sorted: NDArray[np.float64] = np.empty((0, ROW_SIZE))  # the rows of the last job, by frame
+        self._num_sorted = 0
 
     def close(self) -> None:
         if self._map is not None:
@@ -139,9 +157,8 @@ class LoopWorker:
     def recall(self, seen: Progress, measured: list[Event]) -> None:
         """Takes over what a job of an earlier run did."""
         self._describe(seen)
-        for event in measured:
-            if not event[0].state.is_left_out:
-                self._events.add(event)
+        self._take(measured)
+        self._is_judged_now(seen)
 
     def run(self, seen: Progress) -> LoopClosing:
         """One job."""
@@ -152,11 +169,25 @@ class LoopWorker:
             (replace(loop, figures={**loop.figures, JOB: float(seen.job)}), groups)
             for loop, groups in finder.events(seen, odometry)
         ]
+        self._take(measured)
+        told = LoopClosing(search=self._search, found=measured, places=described)
+        return self._closed(told, seen, odometry) if self._is_judged_now(seen) else told
+
+    def _take(self, measured: list[Event]) -> None:
+        """Adds events to those that are judged."""
         new = [event for event in measured if not event[0].state.is_left_out]
         for event in new:
             self._events.add(event)
-        told = LoopClosing(search=self._search, found=measured, places=described)
-        return self._closed(told, seen, odometry) if new else told
+        self._has_unjudged |= bool(new)
+
+    def _is_judged_now(self, seen: Progress) -> bool:
+        """Whether this job judges: there is something new, and it has been long enough."""
+        if not self._has_unjudged or seen.num_frames < self._judges_from:
+            return False
+        self._has_unjudged = False
+        is_small = seen.num_frames <= self._config.small_map
+        self._judges_from = seen.num_frames + (0 if is_small else self._config.judgement_interval)
+        return True
 
     def _closed(self, told: LoopClosing, seen: Progress, odometry: Trajectory) -> LoopClosing:
         """With all events judged and the correction that they ask for."""
@@ -188,8 +219,12 @@ class LoopWorker:
         return self._map
 
     def _odometry(self, count: int) -> Trajectory:
-        rows = np.array(self._rows[:count]).reshape(count, -1)
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        """The first so many poses, by frame: those of the last job and the few that came since."""
+        if count > self._num_sorted:
+            rows = np.concatenate([self._sorted, np.array(self._rows[self._num_sorted : count])])
+            self._sorted = rows[np.argsort(rows[:, 0], kind="stable")]
+            self._num_sorted = count
+        rows = self._sorted
         return Trajectory(
             frames=rows[:, 0].astype(np.int64),
             rotation=rows[:, 3:12].reshape(-1, 3, 3),
@@ -244,7 +279,8 @@ class _ByPlaces:
     def _event(
         self, posed: PosedKeyframes, query: int, allowed: NDArray[np.bool_], *, is_free: bool
     ) -> Event | None:
-        for match in self._search.candidates(self._place(int(posed.frames[query])), allowed).tolist():
+        place = self._search.place(int(posed.frames[query]))
+        for match in self._search.candidates(place, allowed).tolist():
             event = place_event(self._search, posed, query, match, is_free=is_free)
             if event is not None:
                 return event

@@ -36,7 +36,7 @@ class OnlineLoopConfig:
 
     verification: VerificationConfig = VerificationConfig()
     """As of a finished map."""
-    max_nodes: int = 512
+    max_nodes: int = 256
     """Nodes of the coarse graph at most: on longer maps they lie farther apart, by factors of two."""
     join_supporters: int = 2
     """Events that must measure the same before one of them joins two tracks: nothing else can speak against

@@ -44,6 +44,7 @@ POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes
 _PART_BYTES = 64 << 20
+_STORED = 0  # level of zlib: a snapshot is written while the stream waits, and the next one replaces it
 IMAGE_QUALITY = 90
 """JPEG quality of kept images, unless a map says another."""
 _ROTATION_TOLERANCE = 1e-3  # of RᵀR - 1; ours are exact, those of a damaged disk are not
@@ -495,7 +496,7 @@ def snapshot(frame: int, state: Mapping[str, NDArray[Any]]) -> Iterator[TableRow
             yield TableRow("snapshots", {
                 "frame": frame, "name": name, "part": part,
                 "dtype": array.dtype.str, "shape": json.dumps(value.shape),
-                "data": zlib.compress(data[start : start + _PART_BYTES].tobytes(), 1),
+                "data": zlib.compress(data[start : start + _PART_BYTES].tobytes(), _STORED),
             })  # fmt: skip
 
 
