@@ -53,10 +53,11 @@ def view(browser: Browser) -> Iterator[Callable[[Path], Page]]:
 
 
 def anchor3r(*arguments: str, program: Sequence[str] = ("-m", "anchor3r")) -> subprocess.Popen[str]:
+    path = [str(SLOW_MAP.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, *program, *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"PYTHONPATH": str(SLOW_MAP.parents[1])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
     )  # fmt: skip
 
 
@@ -130,6 +131,16 @@ def click_checkbox(page: Page, label: str) -> None:
     )
 
 
+def enter_number(page: Page, label: str, value: str) -> None:
+    page.evaluate(
+        f"(() => {{ let e = [...document.querySelectorAll('label')].find(e => e.innerText === '{label}');"
+        " while (!e.querySelector('input')) e = e.parentElement;"
+        " const box = e.querySelector('input');"
+        " Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set.call(box, "
+        f"'{value}'); box.dispatchEvent(new Event('input', {{bubbles: true}})); box.blur(); }})()"
+    )
+
+
 def move_slider(page: Page, number: int, key: str) -> None:
     page.evaluate(f"document.querySelectorAll('[role=slider]')[{number}].focus()")
     page.press(key)
@@ -200,6 +211,9 @@ def test_looking_around_playing_and_measuring(
         page.click(float(columns[k]), float(rows[k] + SCENE[0].start))
         page.settle()
     said = eventually("a distance", lambda: re.search(r"([\d.]+) units = ([\d.]+) m by ground", page.text))
+    line = eventually("the command", lambda: re.search(r"refine .* (--distance \S+ \S+ )METRES", page.text))
+    enter_number(page, "Taped length (m)", "12.5")
+    eventually("the length in it", lambda: f"{line[1]}12.5" in page.text)
     page.screenshot(pictures / "measured.png")
     assert 3 < float(said[1]) < 60
 

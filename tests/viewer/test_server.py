@@ -16,7 +16,8 @@ from street import record_street
 
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
-from anchor3r.store import MapWriter
+from anchor3r.pipeline.distances import point_reader
+from anchor3r.store import MapWriter, load_map
 from anchor3r.viewer.contents import MapContents
 
 pytest.importorskip("viser", reason="the viewer extra is not installed")
@@ -111,9 +112,7 @@ def test_a_page_is_one_file_that_holds_the_map(
 
 def test_a_click_picks_the_nearest_of_those_that_it_hits() -> None:
     points = np.array([[0, 0, 9], [0.01, 0, 5], [2, 0, 5], [0, 0, -1]], np.float32)
-    found = picked((0, 0, 0), (0, 0, 2), points)
-    assert found is not None
-    assert_allclose(found, points[1])
+    assert picked((0, 0, 0), (0, 0, 2), points) == 1
     assert picked((0, 0, 0), (0, 1, 0), points) is None
     assert picked((0, 0, 0), (0, 0, 1), points[:0]) is None
 
@@ -149,3 +148,34 @@ def test_the_first_view_has_the_map_in_frame(street: Path) -> None:
         aside = np.linalg.norm(np.cross(seen - first.position, forward), axis=1)
         assert (aside < np.sqrt(2) * np.tan(VERTICAL_FOV_RAD / 2) * ahead).mean() > 0.95
         assert np.quantile(aside / ahead, 0.95) > 0.5 * np.tan(VERTICAL_FOV_RAD / 2), "and not as a dot"
+
+
+def test_a_picked_point_is_named_so_that_refine_finds_it(street: Path) -> None:
+    with MapContents(street) as contents, load_map(street) as scene_map:
+        contents.refresh()
+        read = point_reader(scene_map)
+        for frame in (0, 31, 59):
+            point_map = scene_map.points(frame)
+            assert point_map is not None
+            known = np.argwhere(np.isfinite(point_map.points_in_camera).all(-1))
+            for row, column in known[:: len(known) // 7]:
+                point = point_map.points_in_camera[row, column]
+                pixel = contents.pixel_of(frame, point)
+                assert pixel is not None
+                seen = read(frame, pixel)
+                assert seen is not None
+                assert_allclose(seen.in_camera, point)
+            assert contents.pixel_of(frame, 3 * point) is None
+        assert contents.pixel_of(1000, point) is None
+
+
+def test_lengths_are_in_metres_where_they_are_known_to_be(street: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(street, tmp_path / "metric"))
+    summary = {"units": "m", "scale_sigma": 0.02}
+    with MapWriter.open(folder) as writer, load_map(folder) as scene_map:
+        writer.write_refinement("metric", scene_map.trajectory("offline"), summary=summary)
+    with MapContents(folder) as contents:
+        contents.refresh()
+        assert contents.scale_of("metric", None) == ("m", 0.02)
+        assert contents.scale_of("offline", None) == ("units", None)
+        assert contents.scale_of("online", 0) == ("units", None)

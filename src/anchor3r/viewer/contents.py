@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.store import ONLINE, Loop, Map, PointMap, best_poses, load_map
 from anchor3r.store.database import DATABASE
 from anchor3r.store.fused import FusedSurface, fused_or_reason
@@ -194,6 +195,33 @@ class MapContents:
             return []
         labels, counts = np.unique(found, return_counts=True)
         return labels[np.argsort(-counts, kind="stable")].tolist()
+
+    def pixel_of(self, frame: int, in_camera: NDArray[np.float32]) -> tuple[int, int] | None:
+        """Column and row, in the frame's image as it came from the source, of a point (3,) of the frame's own
+        point map, as `anchor3r refine --distance FRAME:u,v` takes it; None if it has none like it.
+        """
+        point_map = self._scene_map.points(frame)
+        if point_map is None:
+            return None
+        away = np.linalg.norm(point_map.points_in_camera - in_camera, axis=-1)
+        if np.isnan(away).all():
+            return None
+        row, column = np.unravel_index(np.nanargmin(away), away.shape)
+        if away[row, column] > TOLERANCE * np.linalg.norm(in_camera):
+            return None
+        camera = self._scene_map.intrinsics(frame)
+        size = self._scene_map.image(frame).shape[1::-1] if camera is None else (camera.width, camera.height)
+        height, width = away.shape
+        return int((column + 0.5) * size[0] / width), int((row + 0.5) * size[1] / height)
+
+    def scale_of(self, name: str, component: int | None) -> tuple[str, float | None]:
+        """What lengths of poses are in, "m" or "units", and the spread of their scale where it is known."""
+        if self._scene_map.units(name, component) != "m":
+            return "units", None
+        if name == ONLINE:
+            placements = self._scene_map.placements()
+            return "m", placements.get(component or 0, next(iter(placements.values()))).scale_sigma
+        return "m", self._scene_map.refinement(name).summary.get("scale_sigma")
 
     def seen_from(self, poses: Trajectory, min_confidence: float) -> NDArray[np.float32]:
         """(n, 3) some of the points that are sure enough, where these poses place them."""

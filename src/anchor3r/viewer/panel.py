@@ -48,10 +48,15 @@ class Panel:
             self.truth = gui.add_checkbox("Ground truth", ViewSettings.truth)
         self.view = gui.add_button_group("View", ["whole", "from above"])
         self.measure = gui.add_checkbox("Measure", False, hint="Click two points for their distance")
+        self.taped: Any = gui.add_number(
+            "Taped length (m)", 0.0, min=0.0, step=0.001, visible=False,
+            hint="What a tape says between the two points: below is the command that gives the map metres",
+        )  # fmt: skip
+        self._command = gui.add_markdown("", visible=False)
         for control in (
             self.poses, self.component, self.confidence, self.point_size, self.point_budget, self.range,
             self.play, self.follow, self.colour_by, self.cameras, self.accepted_loops, self.rejected_loops,
-            self.truth, self.measure,
+            self.truth, self.measure, self.taped,
         ):  # fmt: skip
             control.on_update(lambda _: changed())
 
@@ -127,3 +132,9 @@ class Panel:
         """What measuring has to tell."""
         if self._measured.content != text:
             self._measured.visible, self._measured.content = bool(text), text
+
+    def say_command(self, text: str) -> None:
+        """What to paste so that a measured length gives the map metres; nothing as long as there is none."""
+        if self._command.content != text:
+            self._command.visible, self._command.content = bool(text), text
+            self.taped.visible = bool(text)

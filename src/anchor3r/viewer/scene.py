@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import viser
@@ -16,6 +16,7 @@ from anchor3r.trajectory import Trajectory
 from anchor3r.viewer.contents import MapContents, uncertainty
 from anchor3r.viewer.levels import Cut, LevelPoints, Segment, magnified, to_world
 from anchor3r.viewer.settings import MAX_POINTS, ColourBy, ViewSettings
+from anchor3r.viewer.viewpoints import picked
 
 _MAX_NODES = 128  # that the cloud is spread over: a change of the time range resends two of them
 _LINE_PIXELS = 3.0
@@ -28,6 +29,7 @@ _REJECTED = (230, 70, 60)
 _CAMERA = (90, 160, 255)
 _CURRENT = (255, 170, 40)
 MEASURE_COLOUR = (255, 80, 200)
+_NOWHERE = np.empty((0, 3), np.float32)
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,23 @@ class _Wanted:
         return points.select(mask & np.isin(points.frame, self.poses.frames))
 
 
+class PickedPoint(NamedTuple):
+    """A point on the screen, and where it comes from."""
+
+    world: NDArray[np.float64]
+    """(3,)"""
+    frame: int
+    """whose point it is"""
+    in_camera: NDArray[np.float32]
+    """(3,) there, in the scale of its window"""
+
+
 @dataclass
 class _Cloud:
     wanted: _Wanted
+    points: LevelPoints
     world: NDArray[np.float32]
+    """(n, 3) where those are"""
     handle: Any
 
 
@@ -90,10 +105,15 @@ class MapScene:
         """On the screen."""
         return sum(len(cloud.world) for cloud in self._clouds.values() if cloud.handle.visible)
 
-    def visible_points(self) -> NDArray[np.float32]:
-        """(n, 3) in the world"""
-        visible = [cloud.world for cloud in self._clouds.values() if cloud.handle.visible]
-        return np.concatenate(visible) if visible else np.empty((0, 3), np.float32)
+    def pick(self, origin: ArrayLike, direction: ArrayLike) -> PickedPoint | None:
+        """The point that a click along a ray means; None if it hits nothing."""
+        visible = [cloud for cloud in self._clouds.values() if cloud.handle.visible]
+        world = np.concatenate([_NOWHERE, *(cloud.world for cloud in visible)])
+        found = picked(origin, direction, world)
+        if found is None:
+            return None
+        points = LevelPoints.concatenated([cloud.points for cloud in visible])
+        return PickedPoint(world[found].astype(np.float64), int(points.frame[found]), points.in_camera[found])
 
     def _show_clouds(self, contents: MapContents, poses: Trajectory, settings: ViewSettings) -> None:
         levels = contents.levels
@@ -123,7 +143,7 @@ class MapScene:
                 f"/cloud/{key}", world, points.colours, point_size=size, point_shape="circle",
                 point_shading="flat", precision="float32",
             )  # fmt: skip
-            self._clouds[key] = _Cloud(wanted, world, handle)
+            self._clouds[key] = _Cloud(wanted, points, world, handle)
             return
         old.handle.visible = wanted.is_anything
         if old.handle.point_size != size:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import queue
+import shlex
 import socket
 import threading
 import time
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import viser
-from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.framing import oblique_axes, top_axes, upward
@@ -22,9 +22,9 @@ from anchor3r.store.database import holds_map
 from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.guard import guarded
 from anchor3r.viewer.panel import Panel
-from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene
+from anchor3r.viewer.scene import MEASURE_COLOUR, MapScene, PickedPoint
 from anchor3r.viewer.settings import ViewSettings
-from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, Viewpoint, behind, picked, viewpoint
+from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, Viewpoint, behind, viewpoint
 
 _POLL_S = 1.0
 _PLAY_S = 0.1
@@ -48,7 +48,8 @@ class MapServer:
         self._contents = contents
         self._changed = threading.Event()
         self._clicks: queue.SimpleQueue[viser.SceneClickEvent] = queue.SimpleQueue()
-        self._marks: list[NDArray[np.float64]] = []
+        self._marks: list[PickedPoint] = []
+        self._pixels: list[tuple[int, int] | None] = []
         self._refreshed_s = self._grown_s = -np.inf
         self._is_read = False
         # Poses and points when it was last chosen where new clients look from.
@@ -164,19 +165,23 @@ class MapServer:
                 self._server.scene.remove_by_name("/measure")
             self._marks = []
             self._panel.say_measured("")
+            self._panel.say_command("")
         elif not self._marks:
             self._panel.say_measured("Click two points.")
         while not self._clicks.empty():
             click = self._clicks.get()
             if self._panel.measure.value:
                 self._mark(click)
+        if len(self._marks) == 2:
+            self._say_distance()
 
     def _mark(self, click: viser.SceneClickEvent) -> None:
-        point = picked(click.ray_origin, click.ray_direction, self._scene.visible_points())
+        point = self._scene.pick(click.ray_origin, click.ray_direction)
         if point is None:
             self._panel.say_measured("There is no point.")
             return
         self._marks = [*self._marks, point] if len(self._marks) < 2 else [point]
+        self._pixels = [self._contents.pixel_of(mark.frame, mark.in_camera) for mark in self._marks]
         self._show_marks()
 
     def _show_marks(self) -> None:
@@ -184,21 +189,49 @@ class MapServer:
         # whose font may not be there.
         scene, size = self._server.scene, self._contents.depth() / 40
         scene.add_point_cloud(
-            "/measure/ends", np.stack(self._marks), MEASURE_COLOUR, point_size=size, point_shape="circle",
-            precision="float32",
+            "/measure/ends", np.stack([mark.world for mark in self._marks]), MEASURE_COLOUR, point_size=size,
+            point_shape="circle", precision="float32",
         )  # fmt: skip
         scene.remove_by_name("/measure/line")
         if len(self._marks) < 2:
+            self._panel.say_measured("Click the other point.")
+            self._panel.say_command("")
             return
-        line = np.stack(self._marks)[None]
+        line = np.stack([mark.world for mark in self._marks])[None]
         scene.add_line_segments(
             "/measure/line", line, MEASURE_COLOUR, thickness=3.0, thickness_units="screen"
         )
-        words = self._distance_in_words(float(np.linalg.norm(line[0, 0] - line[0, 1])))
+
+    def _say_distance(self) -> None:
+        """Of the two points, where the chosen poses put them, and how to tell the map what it really is."""
+        settings = self._panel.settings(self._contents)
+        poses, ends = self._contents.poses(settings.poses, settings.component), []
+        for mark in self._marks:
+            row = int(np.searchsorted(poses.frames, mark.frame))
+            if row >= len(poses) or poses.frames[row] != mark.frame:
+                self._panel.say_measured("The points are not of these poses: click others.")
+                return
+            ends.append(poses.pose(row).to_world(mark.in_camera))
+        words = self._distance_in_words(float(np.linalg.norm(ends[0] - ends[1])))
         self._panel.say_measured(f"Distance: **{words}**")
+        self._panel.say_command(self._command())
+
+    def _command(self) -> str:
+        """The line that gives the map metres by the length between the two points."""
+        if None in self._pixels:
+            return "These points are of the surface alone: `--distance` takes such as single frames have."
+        marks = zip(self._marks, self._pixels, strict=True)
+        ends = " ".join(f"{mark.frame}:{at[0]},{at[1]}" for mark, at in marks if at is not None)
+        metres = f"{self._panel.taped.value:g}" if self._panel.taped.value > 0 else "METRES"
+        folder = shlex.quote(str(self._contents.folder))
+        return f"```\nanchor3r refine {folder} --distance {ends} {metres}\n```"
 
     def _distance_in_words(self, distance: float) -> str:
         settings = self._panel.settings(self._contents)
+        unit, spread = self._contents.scale_of(settings.poses, settings.component)
+        if unit == "m":
+            sure = "" if spread is None else f" ± {spread * distance:.2g} by the map's scale"
+            return f"{distance:.4g} m{sure}"
         aligned = self._contents.aligned_truth(self._contents.poses(settings.poses, settings.component))
         metres = f" = {distance / aligned[1]:.4g} m by ground truth" if aligned is not None else ""
         return f"{distance:.4g} units{metres}"

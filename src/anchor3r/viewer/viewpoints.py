@@ -51,10 +51,8 @@ def behind(pose: FramePose, up: NDArray[np.float64], depth: float) -> Viewpoint:
     return Viewpoint(position, pose.center + depth * forward, up)
 
 
-def picked(
-    origin: ArrayLike, direction: ArrayLike, points: NDArray[np.float32]
-) -> NDArray[np.float64] | None:
-    """The point (3,) out of (n, 3) that a click along a ray means; None if it hits nothing."""
+def picked(origin: ArrayLike, direction: ArrayLike, points: NDArray[np.float32]) -> int | None:
+    """Which point out of (n, 3) a click along a ray means; None if it hits nothing."""
     ray = np.asarray(direction, np.float64)
     ray = ray / np.linalg.norm(ray)
     offset = points - np.asarray(origin, np.float64)
@@ -64,4 +62,4 @@ def picked(
     if not len(points) or angle.min() > _NEAR_CLICK:
         return None
     meant = np.flatnonzero(angle <= max(_SAME_SPOT, angle.min()))
-    return points[meant[along[meant].argmin()]].astype(np.float64)
+    return int(meant[along[meant].argmin()])
