@@ -122,6 +122,91 @@ def test_telemetry_spreads_its_samples_over_the_packet() -> None:
     assert not list(_packet_fixes(telemetry(fix=0), 10.0, 1.0, 0))
 
 
+def atom(name: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I", 8 + len(body)) + name + body
+
+
+def write_gopro(path: Path, packets: list[bytes], packet_s: float = 1.0) -> None:
+    """A movie whose only track is telemetry, box by box, as GPMF's documentation lays it out."""
+    rate, matrix = 1000, struct.pack(">9I", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+    each = round(packet_s * rate)
+    length = each * len(packets)
+    file_type = atom(b"ftyp", b"mp41", struct.pack(">I", 0), b"mp41")
+    offsets = np.cumsum([len(file_type) + 8, *map(len, packets)])[:-1]
+    described = atom(b"gpmd", bytes(6), struct.pack(">H", 1), struct.pack(">I", 0))
+    table = atom(
+        b"stbl",
+        atom(b"stsd", struct.pack(">II", 0, 1), described),
+        atom(b"stts", struct.pack(">IIII", 0, 1, len(packets), each)),
+        atom(b"stsc", struct.pack(">IIIII", 0, 1, 1, 1, 1)),
+        atom(b"stsz", struct.pack(f">III{len(packets)}I", 0, 0, len(packets), *map(len, packets))),
+        atom(b"stco", struct.pack(f">II{len(packets)}I", 0, len(packets), *offsets)),
+    )
+    data = atom(b"dinf", atom(b"dref", struct.pack(">II", 0, 1), atom(b"url ", struct.pack(">I", 1))))
+    generic = atom(b"gmhd", atom(b"gmin", bytes(16)), atom(b"gpmd", bytes(4)))
+    media = atom(
+        b"mdia",
+        atom(b"mdhd", struct.pack(">5IHH", 0, 0, 0, rate, length, 0, 0)),
+        atom(b"hdlr", bytes(4), b"mhlrmeta", bytes(12), b"\x0bGoPro MET  "),
+        atom(b"minf", generic, data, table),
+    )
+    head = struct.pack(">6I", 7, 0, 0, 1, 0, length) + bytes(16) + matrix + bytes(8)
+    movie = struct.pack(">5IIH", 0, 0, 0, rate, length, 0x10000, 0x100) + bytes(10) + matrix + bytes(24)
+    moov = atom(
+        b"moov", atom(b"mvhd", movie, struct.pack(">I", 2)), atom(b"trak", atom(b"tkhd", head), media)
+    )
+    path.write_bytes(file_type + atom(b"mdat", *packets) + moov)
+
+
+def gps9(positions: np.ndarray, fixes: list[int], seconds: float, kinds: bytes = b"lllllllSS") -> bytes:
+    """A packet of the newer kind: a structure a sample, with its own time, dilution and fix."""
+    samples = b""
+    for k, ((latitude, longitude, altitude), fix) in enumerate(zip(positions, fixes, strict=True)):
+        moment = round(1000 * (seconds + 0.1 * k))
+        numbers = (
+            round(latitude * 1e7),
+            round(longitude * 1e7),
+            round(altitude * 1e3),
+            3100,
+            315,
+            9000,
+            moment,
+        )
+        samples += struct.pack(">7i2H", *numbers, 125 + k, fix)
+    scales = struct.pack(">9i", 10**7, 10**7, 1000, 1000, 100, 1, 1000, 100, 1)
+    stream = (
+        entry(b"STNM", b"c", 1, b"GPS (Lat., Long., Alt., 2D, 3D, days, secs, DOP, fix)")
+        + entry(b"TYPE", b"c", 1, kinds)
+        + entry(b"SCAL", b"l", 4, scales)
+        + entry(b"GPS9", b"?", 32, samples)
+    )
+    return entry(b"DEVC", b"\0", 1, entry(b"STRM", b"\0", 1, stream))
+
+
+def test_a_newer_gopro_tells_time_dilution_and_fix_of_each_sample(tmp_path: Path) -> None:
+    positions = np.array([[48.1, 11.5, 520.0]]) + np.arange(20)[:, None] * [1e-5, -2e-5, 0.25]
+    packets = [gps9(positions[:10], [0, 0, *[3] * 8], 100.0), gps9(positions[10:], [2] * 10, 101.0)]
+    write_gopro(tmp_path / "hero.mp4", packets)
+    fixes = read_fixes(str(tmp_path / "hero.mp4"))
+    assert len(fixes) == 18
+    np.testing.assert_allclose(fixes.times_s, np.arange(2, 20) / 10, atol=1e-9)
+    np.testing.assert_allclose(fixes.position, positions[2:], atol=1e-7)
+    np.testing.assert_allclose(fixes.sigma_m[0], np.array([4, 4, 6]) * 1.27)
+    assert fixes.entries == [f"sample {k + 1}" for k in range(18)]
+
+
+def test_a_newer_gopro_without_a_fix_or_of_another_type_is_refused(tmp_path: Path) -> None:
+    positions = np.tile([48.1, 11.5, 520.0], (3, 1))
+    write_gopro(tmp_path / "none.mp4", [gps9(positions, [0, 0, 0], 0.0)])
+    with pytest.raises(Anchor3RError, match="GPS5 or GPS9, or no fix"):
+        read_fixes(str(tmp_path / "none.mp4"))
+    for kinds in (b"lllllllS", b"[9]l", b"fffffffff"):
+        write_gopro(tmp_path / "odd.mp4", [gps9(positions, [3, 3, 3], 0.0, kinds)])
+        with pytest.raises(Anchor3RError, match="name a video of a GoPro"):
+            read_fixes(str(tmp_path / "odd.mp4"))
+
+
 @pytest.mark.parametrize("cut", range(0, 120, 7))
 def test_telemetry_that_is_cut_off_ends_there(cut: int) -> None:
     assert len(list(_packet_fixes(telemetry()[:cut], 0.0, 1.0, 0))) == 0

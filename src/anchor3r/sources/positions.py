@@ -6,7 +6,7 @@ What is only positions (GPX, NMEA, CSV, oxts, captions) is read by `io.positions
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -15,6 +15,7 @@ import av
 import numpy as np
 from av.container import InputContainer
 from av.stream import Stream
+from numpy.typing import NDArray
 from PIL import ExifTags
 
 from anchor3r.errors import Anchor3RError
@@ -35,6 +36,12 @@ _FIXES = {"sensor_msgs/NavSatFix", "foxglove.LocationFix"}
 _NO_FIX = -1  # of NavSatStatus
 _NS = 1e9
 _TELEMETRY = b"DEVC"
+_GPS9 = "lllllllSS"
+_TYPES = {"l": ">i4", "L": ">u4", "s": ">i2", "S": ">u2", "f": ">f4", "d": ">f8"}
+"""Of GoPro's telemetry, as numpy calls them."""
+_LEAST_FIX = 2  # in two dimensions, or three
+_Sample = tuple[Sequence[float] | None, float]
+"""Where the camera was, if that was known, and the dilution of precision."""
 _LOCAL = {"format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2", "protocol_whitelist": "file"}
 
 
@@ -130,7 +137,7 @@ class _Entry(NamedTuple):
 
 
 def _from_telemetry(path: Path) -> PositionFixes:
-    """GPS5 of a GoPro video: positions of a packet are spread evenly over its time."""
+    """GPS5 or GPS9 of a GoPro video: positions of a packet are spread evenly over its time."""
     insist_on_file(path)
     remedy = "name a video of a GoPro that plays, or its track as .gpx"
     fixes: list[Fix] = []
@@ -143,7 +150,7 @@ def _from_telemetry(path: Path) -> PositionFixes:
         raise Anchor3RError(f"cannot open {path} ({error.strerror}); {remedy}") from error
     if not fixes:
         raise Anchor3RError(
-            f"{path} holds no positions: no telemetry of a GoPro with GPS5, or no fix; name a .gpx"
+            f"{path} holds no positions: no telemetry of a GoPro with GPS5 or GPS9, or no fix; name a .gpx"
         )
     return collected(path, fixes)
 
@@ -165,18 +172,45 @@ def _packet_fixes(payload: bytes, start_s: float, length_s: float, before: int) 
     for device in _entries(payload):
         for stream in _entries(device.data) if device.key == _TELEMETRY else ():
             held = {entry.key: entry for entry in _entries(stream.data)} if stream.key == b"STRM" else {}
-            if b"GPS5" not in held or b"SCAL" not in held:
+            if b"SCAL" not in held or not {b"GPS5", b"GPS9"} & held.keys():
                 continue
-            if b"GPSF" in held and struct.unpack(">L", held[b"GPSF"].data[:4])[0] < 2:  # 2 or 3 dimensions
-                continue
-            scale = np.frombuffer(held[b"SCAL"].data, ">i4" if held[b"SCAL"].kind == b"l" else ">i2")
-            values = np.frombuffer(held[b"GPS5"].data, ">i4").reshape(-1, 5) / scale
-            sigma = np.nan
-            if b"GPSP" in held:
-                sigma = UERE_M * struct.unpack(">H", held[b"GPSP"].data[:2])[0] / 100
-            for k, position in enumerate(values[:, :3].tolist()):
-                moment = start_s + length_s * k / len(values)
-                yield Fix(f"sample {before + k + 1}", moment, position, (sigma, sigma, 1.5 * sigma))
+            samples = _samples_of_gps9(held) if b"GPS9" in held else _samples_of_gps5(held)
+            for k, (position, dilution) in enumerate(samples):
+                if position is not None:
+                    sigma, before = UERE_M * dilution, before + 1
+                    moment = start_s + length_s * k / len(samples)
+                    yield Fix(f"sample {before}", moment, position, (sigma, sigma, 1.5 * sigma))
+
+
+def _samples_of_gps5(held: Mapping[bytes, _Entry]) -> list[_Sample]:
+    """Latitude, longitude, altitude and two speeds; fix and dilution are those of the packet."""
+    if b"GPSF" in held and struct.unpack(">L", held[b"GPSF"].data[:4])[0] < _LEAST_FIX:
+        return []
+    values = np.frombuffer(held[b"GPS5"].data, ">i4").reshape(-1, 5) / _scales(held[b"SCAL"])
+    dilution = np.nan
+    if b"GPSP" in held:
+        dilution = struct.unpack(">H", held[b"GPSP"].data[:2])[0] / 100
+    return [(position, dilution) for position in values[:, :3].tolist()]
+
+
+def _samples_of_gps9(held: Mapping[bytes, _Entry]) -> list[_Sample]:
+    """Structures of nine numbers: those of GPS5, days since 2000, seconds of the day, dilution and fix."""
+    kinds = held[b"TYPE"].data.rstrip(b"\0").decode("ascii") if b"TYPE" in held else _GPS9
+    if len(kinds) != len(_GPS9) or not set(kinds) <= _TYPES.keys():
+        raise ValueError(f"GPS9 of the type {kinds!r} instead of {_GPS9}")
+    structure = np.dtype([(f"{k}", _TYPES[kind]) for k, kind in enumerate(kinds)])
+    table = np.frombuffer(held[b"GPS9"].data, structure)
+    scales = np.broadcast_to(_scales(held[b"SCAL"]), len(_GPS9))
+    values = np.stack([table[name] for name in table.dtype.names or ()], 1) / scales
+    return [(row[:3] if row[8] >= _LEAST_FIX else None, row[7]) for row in values.tolist()]
+
+
+def _scales(entry: _Entry) -> NDArray[np.float64]:
+    """What values were multiplied by, one number for each or for all."""
+    found = np.frombuffer(entry.data, _TYPES[entry.kind.decode("ascii")]).astype(np.float64)
+    if np.any(found == 0):
+        raise ValueError("a scale of 0")
+    return found
 
 
 def _entries(data: bytes) -> Iterator[_Entry]:
