@@ -69,6 +69,7 @@ from anchor3r.pose_graph.verification import EventVerdicts, Verification, verify
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
 """A start that costs so many times what another one has led to is not tried: it lies in another valley."""
+_NOT_RUN = Outcome(Status.MAX_ITERATIONS, 0, 0, np.nan, np.nan)
 _NEAR = 100
 """Frames that ties of scales span which windows and the walk make; those of loops span more."""
 _EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
@@ -311,12 +312,14 @@ class _Refinement:
         self._problem = problem = PoseProblem(
             self._pose_edges, self._used, self._ties, self.topology.gauge, is_free
         )
-        solver = self._solver(problem)
         width = config.width if config.loss == "gm" else np.inf
         self._estimator = estimator = ErrorModelEstimator(
             self._edges, self._pose_edges, self._used, width=width,
             window_inflation=self._window_inflation,
         )  # fmt: skip
+        if is_start and len(starts) == 1:
+            return starts[0], _NOT_RUN
+        solver = self._solver(problem)
         errors, tolerance = estimator.estimate(starts[-1]), config.relative_tolerance
         costs = [cost_at(problem, start, errors) for start in starts]
         order = np.argsort(np.nan_to_num(costs, nan=np.inf), kind="stable")
