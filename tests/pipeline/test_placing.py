@@ -15,6 +15,7 @@ from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import so3_exp, umeyama
+from anchor3r.pipeline.knowledge import PriorSettings, gather
 from anchor3r.pipeline.mapper import Mapper, Update
 from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.placing import OnlinePlacer, PositionSettings
@@ -29,7 +30,7 @@ from anchor3r.pose_graph.online_placement import (
 )
 from anchor3r.sources import open_source
 from anchor3r.store import Map
-from anchor3r.trajectory import FramePose
+from anchor3r.trajectory import FramePose, Trajectory
 
 WORLD = "world:5?motion=grid&frames=200&width=64&height=48"
 SETTINGS = MapSettings(predictor="ground-truth:0.2,0.02", keep_images=False)
@@ -289,6 +290,32 @@ def test_many_positions_are_thinned_and_still_tell(tmp_path: Path) -> None:
         placer.observe(float(k), k, [pose], [pose], None)
         assert len(placer.snapshot()["fix"]) <= CONFIG.max_positions if k % 500 == 499 else True
     assert placer.lack() is None
+
+
+def test_photographs_in_any_order_are_placed_by_their_geotags(tmp_path: Path) -> None:
+    """Files whose names do not sort them by time, of two sets that no match relates."""
+    path = straight(40, 10.0, 0.1, 0, 2.0)
+    write_local(tmp_path / "tags.csv", path)
+    settings = PositionSettings(gnss=str(tmp_path / "tags.csv"))
+    placer = OnlinePlacer(settings, OnlinePlacementConfig(interval=1))
+    order, told = np.random.default_rng(1).permutation(40), {}
+    for frame, k in enumerate(order.tolist()):
+        far = k >= 20  # the second set is half as large, and elsewhere
+        center = 0.5 * path.center[k] + 7 if far else path.center[k]
+        pose = FramePose(frame=frame, rotation=path.rotation[k], center=center, component=int(far))
+        event = placer.observe(path.moment_s[k], frame, [pose], [pose], None)
+        if event is not None:
+            told[event.component] = event
+    assert told[0].scale == pytest.approx(10, rel=0.05)
+    assert told[1].scale == pytest.approx(20, rel=0.05)
+    trajectory = Trajectory(
+        frames=np.arange(40), timestamps_s=path.moment_s[order], center=path.center[order],
+        rotation=path.rotation[order], component=np.zeros(40, np.int64),
+    )  # fmt: skip
+    known = gather(PriorSettings(gnss=settings.gnss), trajectory, trajectory.frames)
+    assert known is not None
+    (positions,) = known.known.kinds
+    assert_array_equal(order[positions.rows], np.arange(40)[:, None].repeat(2, 1))
 
 
 def test_a_mapper_without_a_store_tells_it_too(drive: tuple[Path, MapSettings, list[Update]]) -> None:

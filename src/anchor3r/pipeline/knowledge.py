@@ -275,6 +275,8 @@ class _Track:
     def read(name: str, settings: PriorSettings, trajectory: Trajectory) -> _Track:
         path = Path(name)
         fixes = read_fixes(name)
+        # Photographs may be in another order than that of their times.
+        trajectory = trajectory.select(np.argsort(_times(trajectory, path), kind="stable"))
         times = _times(trajectory, path)
         stated = 0.0 if settings.gnss_offset == "auto" else float(settings.gnss_offset)
         moments = fixes.times_s + stated
