@@ -17,7 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, without_secrets
 from anchor3r.evaluation.metrics import Alignment
 from anchor3r.evaluation.scoring import scored_trajectory
 from anchor3r.export.exporting import Format, export_map
@@ -159,7 +159,7 @@ def _with_names(rows: Sequence[BatchRow], path: Path) -> list[BatchRow]:
     """Each row with a name of its own that a folder can have."""
     named: dict[str, BatchRow] = {}
     for row in rows:
-        wanted = row.name or _name_of(row.source)
+        wanted = row.name or _name_of(without_secrets(row.source))
         if row.name and (row.name in named or not re.fullmatch(r"\w[\w.-]*", row.name)):
             raise Anchor3RError(
                 f"{path}: {row.name[:60]!r} is the name of two rows, or none that a folder can have; "
@@ -206,7 +206,8 @@ class RowJob:
 
     def stamp(self) -> dict[str, Any]:
         """What has to be the same for a result to be taken over."""
-        return json.loads(json.dumps({"row": asdict(self.row), "settings": asdict(self.settings)}))
+        row = asdict(self.row) | {"source": without_secrets(self.row.source)}
+        return json.loads(json.dumps({"row": row, "settings": asdict(self.settings)}))
 
     def _run(self, folder: Path) -> dict[str, Any]:
         row, scene = self.row, folder / "map"
@@ -290,7 +291,7 @@ def run_batch(
 def _table_row(row: BatchRow, outcome: Outcome) -> dict[str, Any]:
     state = "done" if outcome.error is None else "failed"
     found = {"error": outcome.error} if outcome.error is not None else outcome.result
-    of_row = {"name": row.name, "source": row.source, "state": state}
+    of_row = {"name": row.name, "source": without_secrets(row.source), "state": state}
     return of_row | found | of_row  # a result that somebody has changed does not say what the row is
 
 

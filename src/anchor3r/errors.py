@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 
 _OPTION = re.compile(r"(?<!\S)--(no-)?([a-z]+(?:-[a-z]+)*)")
+_PASSWORD = re.compile(r"(?<=:/)(/*[^/?#@:\s'\"]*):[^/?#\n'\"]*@")
+_SECRET_NAMES = "token|key|secret|pass|pwd|auth|sig|cred|session|jwt|ticket|access|sid"
+_SECRET_OPTION = re.compile(rf"([?&;#][^=&;#\s]*(?:{_SECRET_NAMES})[^=&;#\s]*=)[^&;#\s'\")]+", re.IGNORECASE)
 
 
 class Anchor3RError(Exception):
@@ -21,8 +24,16 @@ class Anchor3RError(Exception):
         )
 
     def for_command_line(self) -> str:
-        """The message with options as one types them."""
-        return super().__str__()
+        """The message with options as one types them, and without passwords of addresses that it names."""
+        return without_secrets(super().__str__())
+
+
+def without_secrets(text: str) -> str:
+    """An address as it may be shown in messages, maps and reports, which people send to each other.
+
+    rtsp://user:secret@host/live?token=abc -> rtsp://user:***@host/live?token=***, anywhere in a text.
+    """
+    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def is_interrupt(error: BaseException | None) -> bool:

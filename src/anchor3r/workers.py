@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from anchor3r.errors import Anchor3RError, is_interrupt
+from anchor3r.errors import Anchor3RError, is_interrupt, without_secrets
 from anchor3r.limits import LIMITS
 
 Job = Callable[[], Any]
@@ -76,7 +76,7 @@ def _tried(job: Job) -> tuple[Any, str | None]:
             return None, f"{error.filename}: {error.strerror}; check the path and what you may do there"
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(place.filename)}, line {place.lineno}"
-        reason = f"{type(error).__name__}: {error}"[:200]
+        reason = without_secrets(f"{type(error).__name__}: {error}")[:200]
         return None, f"a defect of anchor3r, which nobody foresaw ({reason}; {where}); please report it"
 
 
@@ -197,7 +197,7 @@ def _on_ray(jobs: Mapping[str, Job], settings: WorkerSettings) -> Iterator[Outco
         else:
             try:
                 ray.init(address=settings.ray, log_to_driver=False)
-            except ConnectionError as error:
+            except (ConnectionError, RuntimeError, ValueError) as error:
                 raise Anchor3RError(
                     f"--ray {settings.ray}: no cluster answers ({error}); start one with 'ray start --head', "
                     "or use --ray local"

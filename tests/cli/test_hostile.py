@@ -345,6 +345,27 @@ def test_a_changed_bit_of_what_a_map_says_of_itself_is_found_out(copied: Path, r
     assert "what it says of itself" in said
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE verdicts RENAME TO kept; CREATE VIEW verdicts AS WITH RECURSIVE c(x) AS (SELECT 1 UNION "
+        "ALL SELECT x + 1 FROM c) SELECT 'offline' AS name, x AS event, 1 AS accepted, 'fits' AS reason, "
+        "'{}' AS figures FROM c",
+        "CREATE TRIGGER t AFTER INSERT ON refinements BEGIN DELETE FROM poses; END",
+        "ALTER TABLE runtime ADD COLUMN x AS (hex(zeroblob(400000000)))",
+    ],
+)
+def test_a_map_that_computes_what_it_holds_is_refused(statement: str, copied: Path, run: Run) -> None:
+    """A query might never end, or a change bring others along."""
+    database = sqlite3.connect(copied / "map.sqlite")
+    database.executescript(statement)
+    database.close()
+    for command in (("report", "map", "--out", "out.html"), ("refine", "map", "--no-loops")):
+        code, said = run(*command)
+        assert code == 1
+        assert "which no map does" in said
+
+
 def test_names_that_are_no_text_are_told_as_damage(copied: Path, run: Run) -> None:
     path = copied / "map.sqlite"
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE frames", b"CREATE TABLE f\xa8\xffmes"))
@@ -353,10 +374,18 @@ def test_names_that_are_no_text_are_told_as_damage(copied: Path, run: Run) -> No
     assert "damaged" in said
 
 
-@pytest.mark.parametrize("method", ["joint", "decoupled", "paper"])
-def test_edges_of_frames_without_poses_are_refused(method: str, copied: Path, run: Run) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--method", "joint"),
+        ("--method", "decoupled"),
+        ("--method", "paper"),
+        ("--camera-height", "1.5"),
+    ],
+)
+def test_edges_of_frames_without_poses_are_refused(options: tuple[str, ...], copied: Path, run: Run) -> None:
     change(copied, "DELETE FROM poses WHERE frame % 2")
-    code, said = run("refine", "map", "--no-loops", "--method", method)
+    code, said = run("refine", "map", "--no-loops", *options)
     assert code == 1
     assert "have no online pose, the first is 1" in said
 
@@ -494,6 +523,27 @@ def test_a_full_or_ascii_output_has_words(tmp_path: Path) -> None:
     done = anchor3r("solve", "graph ½.npz", cwd=tmp_path, env=ascii_only)
     assert done.returncode == 1
     assert b"graph \\xbd.npz" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams_are_no_files(closed: tuple[int, ...], tmp_path: Path) -> None:
+    """What is printed goes nowhere, and not into the next file that is opened."""
+
+    def close() -> None:
+        for number in closed:
+            os.close(number)
+
+    kept = tmp_path / "kept"
+    with open(kept, "w") as file:
+        command = [sys.executable, "-m", "anchor3r", "map"]
+        done = subprocess.run(command, stdout=file, stderr=file, preexec_fn=close, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in kept.read_text()
+
+
+def test_a_short_demo_has_words(run: Run) -> None:
+    code, said = run("demo", "--frames", "2", "--out", "out")
+    assert code == 0 or "use more --frames" in said
 
 
 def test_errors_are_one_line_that_a_terminal_shows(run: Run) -> None:

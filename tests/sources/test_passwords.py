@@ -9,9 +9,8 @@ from clips import encode
 from servers import serving, web_server
 
 from anchor3r.cli.main import main
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, without_secrets
 from anchor3r.sources import open_source
-from anchor3r.sources.source import without_secrets
 from anchor3r.store import load_map
 
 
@@ -40,6 +39,49 @@ def test_errors_do_not_tell_it(scheme: str) -> None:
     with pytest.raises(Anchor3RError, match=r"user:\*\*\*@127.0.0.1:9/x") as found:
         open_source(f"{scheme}://user:s3cret@127.0.0.1:9/x")
     assert "s3cret" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("convert", "vggt", "ADDRESS", "--out", "out.safetensors"),
+        ("evaluate", "trajectory", "ADDRESS", "ADDRESS"),
+        ("map", "world:1", "--predictor", "ADDRESS", "--out", "out"),
+        ("localise", "ADDRESS", "ADDRESS", "--out", "out.tum"),
+        ("map", "http:user:s3cret@127.0.0.1:9/x", "--out", "out"),
+    ],
+)
+def test_no_command_tells_it_wherever_it_is_given(
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [word.replace("ADDRESS", "rtsp://user:p@ss3cret@127.0.0.1:9/x?token=s3cret") for word in command]
+    assert main([*given, "--json"]) == 1
+    captured = capsys.readouterr()
+    assert "s3cret" not in captured.out + captured.err
+
+
+def test_a_batch_does_not_keep_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    address = "http://user:s3cret@127.0.0.1:9/x?token=s3cret"
+    (tmp_path / "rows.csv").write_text(f"source\n{address}\nworld:1?frames=2&width=32&height=24\n")
+    main(
+        [
+            "batch",
+            str(tmp_path / "rows.csv"),
+            "--out",
+            str(tmp_path / "out"),
+            "--map.predictor",
+            "ground-truth",
+        ]
+    )
+    captured = capsys.readouterr()
+    assert "s3cret" not in captured.out + captured.err
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files
+    assert not any(b"s3cret" in path.read_bytes() or "s3cret" in str(path) for path in files)
 
 
 def test_maps_and_their_words_do_not_tell_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

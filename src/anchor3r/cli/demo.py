@@ -98,6 +98,10 @@ def evaluate(out: Path) -> dict[str, dict[str, Any]]:
 
     with load_map(out / "map") as scene_map:
         metrics, scored = score_poses(scene_map, Alignment.SIM3, out, "demo")
+        if not scored:
+            raise Anchor3RError(
+                f"too few frames of {out / 'map'} have a pose to be compared; use more --frames"
+            )
         best = min(scored, key=lambda name: float(np.mean(scored[name].errors.absolute_m ** 2)))
         voxel = VOXEL_M / float(scored[best].errors.true_from_estimated.scale)
         clouds = map_clouds(scene_map, poses=best)

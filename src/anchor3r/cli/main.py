@@ -13,12 +13,13 @@ import shlex
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Any
 
-from anchor3r.errors import Anchor3RError, is_interrupt
+from anchor3r.errors import Anchor3RError, is_interrupt, without_secrets
 
 # Name: where its function is (or a dict of functions, for a command with subcommands), and what it does.
 COMMANDS = {
@@ -48,6 +49,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None and not sys.warnoptions:
+        warnings.simplefilter("ignore")  # of libraries, about which a user can do nothing
+    _open_closed_streams()
     _print_any_text()
     try:
         code = _exit_code(given)
@@ -61,6 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output(keep_errors=True)
         return _tell(f"cannot print: {error.strerror or error}; see to where the output goes")
     return code
+
+
+def _open_closed_streams() -> None:
+    """Has what goes to a closed stream go nowhere: not into the next file, which would get its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # for as long as the process lives
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def _print_any_text() -> None:
@@ -80,9 +94,10 @@ def _discard_output(*, keep_errors: bool = False) -> None:
 
 def _tell(message: str, code: int = 1) -> int:
     """Prints an error as one line that a terminal shows as it stands, and returns the exit code."""
-    line = " ".join(message.split())
+    line = " ".join(without_secrets(message).split())
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-    print("anchor3r:", shown, file=sys.stderr)
+    with suppress(OSError):  # as on a full disk: then the exit code has to do
+        print("anchor3r:", shown, file=sys.stderr, flush=True)
     _tell_programs(shown, code)
     return code
 
@@ -156,8 +171,6 @@ def _print_completion(arguments: Sequence[str]) -> int:
 
 def _tell_of_defect(error: Exception, arguments: Sequence[str]) -> int:
     """One line, and a file with all that a report of the defect needs."""
-    from anchor3r.sources.source import without_secrets
-
     report = "\n".join([
         f"anchor3r {metadata.version('anchor3r')}, Python {sys.version}, {platform.platform()}",
         f"anchor3r {shlex.join(arguments)}",

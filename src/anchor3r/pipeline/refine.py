@@ -33,7 +33,7 @@ from anchor3r.pipeline.loop_search import (
     write_loops_csv,
 )
 from anchor3r.pipeline.settings import Method, RefineSettings
-from anchor3r.pipeline.solving import Solution, solve
+from anchor3r.pipeline.solving import Solution, insist_on_start, solve
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source
@@ -154,6 +154,7 @@ def _solution(
     heights = None
     if settings.priors.camera_height is not None:
         windows, _ = scene_map.search_graph(None)
+        insist_on_start(windows.edges, scene_map.trajectory())
         heights = ground_heights(scene_map, windows, lambda k: read_frame(k).image)
     graph, event_of_group = scene_map.search_graph(search)
     is_merged, scale = bool(scene_map.parts()), settings.scale

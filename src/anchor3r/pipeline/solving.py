@@ -99,7 +99,7 @@ def solve(
     wanted = np.isin(event_of, [loop.event for loop in loops if loop.event not in left_out])
     edges = graph.edges
     edges = edges.select((event_of < 0)[edges.group] | wanted[edges.group])
-    _insist_on_start(edges, online)
+    insist_on_start(edges, online)
     if scale is None:
         measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
         scale = "free" if measured or known is not None else "fixed"
@@ -133,7 +133,7 @@ def solve(
     )
 
 
-def _insist_on_start(edges: Edges, online: Trajectory) -> None:
+def insist_on_start(edges: Edges, online: Trajectory) -> None:
     """Refuses edges of frames that have no pose to start from, which no mapper writes."""
     named = np.union1d(edges.frame_i, edges.frame_t)
     if len(missing := np.setdiff1d(named, online.frames)):

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, without_secrets
 from anchor3r.limits import LIMITS
 from anchor3r.sources.arrays import ArraySource, IteratedSource, Picture
 from anchor3r.sources.bags.recording import BAG_SUFFIXES, is_recording
 from anchor3r.sources.datasets import KittiSource, SevenScenesSource, TumSource
 from anchor3r.sources.images import IMAGE_SUFFIXES, PhotoSequence, is_image, open_images
 from anchor3r.sources.slam_datasets import Eth3dSource, EurocSource, IclNuimSource, ReplicaSource
-from anchor3r.sources.source import Source, without_secrets
+from anchor3r.sources.source import Source
 from anchor3r.sources.stated_camera import StatedCamera
 
 
@@ -123,7 +123,9 @@ def _open_url(uri: str, _: str, wanted: slice) -> Source:
     from anchor3r.sources.video import VideoInput, VideoSource
 
     if "://" not in uri:
-        raise Anchor3RError(f"{without_secrets(uri)} is no address; write it with ://, as rtsp://camera/live")
+        # What it means cannot be told, so neither can be what of it is a password.
+        scheme = uri.partition(":")[0]
+        raise Anchor3RError(f"{scheme}:… is no address; write it with ://, as rtsp://camera/live")
     location = uri.replace(" ", "%20")  # which no address has; a password may
     return VideoSource(wanted, VideoInput(uri=without_secrets(location), location=location))
 

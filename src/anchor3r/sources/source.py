@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -28,9 +27,6 @@ PREFETCH_DEPTH = 4
 logger = logging.getLogger("anchor3r")
 Item = TypeVar("Item")
 # Up to the last @ of what a server is named by; the password itself may have another one, or blanks.
-_PASSWORD = re.compile(r"(?<=:/)(/*[^/?#@:\s'\"]*):[^/?#\n'\"]*@")
-_SECRET_NAMES = "token|key|secret|pass|pwd|auth|sig|cred|session|jwt|ticket|access|sid"
-_SECRET_OPTION = re.compile(rf"([?&;#][^=&;#\s]*(?:{_SECRET_NAMES})[^=&;#\s]*=)[^&;#\s'\")]+", re.IGNORECASE)
 
 
 class UndecodableFrameError(Anchor3RError):
@@ -188,14 +184,6 @@ class IndexedSource(Source):
                 self._skip(index, str(error))
                 continue
             yield frame
-
-
-def without_secrets(text: str) -> str:
-    """An address as it may be shown in messages, maps and reports, which people send to each other.
-
-    rtsp://user:secret@host/live?token=abc -> rtsp://user:***@host/live?token=***, anywhere in a text.
-    """
-    return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def prefetched(items: Generator[Item, None, None], depth: int) -> Generator[Item, None, None]:

@@ -18,12 +18,12 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, without_secrets
 from anchor3r.io.inputs import DAMAGED, insist_on_file
 from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.images import NOMINAL_RATE_HZ, PLAUSIBLE_FOCAL, PhotoFacts, focal_of_equivalent
-from anchor3r.sources.source import Source, UndecodableFrameError, without_secrets
+from anchor3r.sources.source import Source, UndecodableFrameError
 
 VIDEO_SUFFIXES = {
     ".3gp", ".avi", ".flv", ".h264", ".hevc", ".m2ts", ".m4v", ".mjpeg", ".mjpg", ".mkv",

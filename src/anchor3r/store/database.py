@@ -147,6 +147,12 @@ CREATE TABLE runtime (frame INTEGER PRIMARY KEY, seconds REAL NOT NULL, peak_rss
 
 _PAGES_CHECKED_BYTES = 1 << 30
 """Of maps up to this size all pages are looked at when they are opened, which takes about a second a GB."""
+_ACTIVE = """
+SELECT name FROM main.sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'CREATE VIRTUAL%'
+UNION ALL SELECT m.name FROM main.sqlite_master m, pragma_table_xinfo(m.name) c
+WHERE m.type = 'table' AND c.hidden
+"""
+"""Views, triggers, virtual tables and generated columns of a database."""
 _VIEWS_OF_FORMAT_1 = (
     "".join(f"CREATE TEMP VIEW {table} AS {query};" for table, query in _OF_FORMAT_1.items())
     + "CREATE TEMP VIEW loops AS SELECT *, 0 AS search FROM main.loops;"
@@ -293,6 +299,11 @@ def _insist_on_whole(folder: Path, database: sqlite3.Connection, num_bytes: int)
     if missing := sorted(({"meta", "loops"} | set(CHECKED)) - optional - tables):
         raise Anchor3RError(
             f"{folder}: {DATABASE} lacks the table {missing[0]}; restore it from a copy or make the map again"
+        )
+    if active := database.execute(_ACTIVE).fetchone():
+        raise Anchor3RError(
+            f"{folder}: {DATABASE} computes what it holds ({active[0]}), which no map does: a query might "
+            "never end; restore it from a copy or make the map again"
         )
     if num_bytes <= _PAGES_CHECKED_BYTES:
         found = database.execute("PRAGMA quick_check(1)").fetchone()[0]
