@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anchor3r.geometry import SE3, Sim3, umeyama
+from anchor3r.geometry import SE3, Sim3, rotation_angle, umeyama
 
 ONLY_TURNED = "the camera only turned: its rotations are known, but no depth, so that there are no points"
+STOOD_STILL = "the camera stood still: its poses are all one, without depth, so that there are no points"
+_HARDLY_A_TURN = 1e-3
+"""Radians, about a pixel of most images: what noise and compression make of a camera that stands still."""
 _ONLY_ROUNDING = 1e-9
 """Extent of a path, in the map's own unit, that rounding gives to a camera without translation."""
 MIN_ALIGNED_POSES = 3
@@ -106,6 +109,17 @@ class Trajectory:
     def only_turns(self) -> bool:
         """Whether the camera has several poses and stays in one place, or in one place of each component."""
         return len(self) > 1 and self.path_length() <= _ONLY_ROUNDING * len(self)
+
+    def stands_still(self) -> bool:
+        """Whether the camera does not even turn."""
+        turn = rotation_angle(self.rotation @ self.rotation[:1].swapaxes(-1, -2))
+        return self.only_turns() and bool(turn.max() < _HARDLY_A_TURN)
+
+    def lack_of_translation(self) -> str | None:
+        """What to say of a camera that has several poses in one place; None if it moves."""
+        if not self.only_turns():
+            return None
+        return STOOD_STILL if self.stands_still() else ONLY_TURNED
 
     def pose(self, k: int) -> FramePose:
         """The k-th pose by itself."""

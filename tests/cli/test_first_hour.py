@@ -33,7 +33,7 @@ from anchor3r.report import picture
 from anchor3r.sources import open_source
 from anchor3r.sources.worlds import world_frame
 from anchor3r.store import load_map
-from anchor3r.trajectory import ONLY_TURNED, estimated_from_true_world
+from anchor3r.trajectory import ONLY_TURNED, STOOD_STILL, estimated_from_true_world
 from anchor3r.worlds import make_world, sample_config
 
 ROOT = Path(__file__).parents[2]
@@ -185,6 +185,28 @@ class TestRotation:
             pixels, _ = pane.project(scene.cameras.reshape(-1, 3))
             assert ((pixels >= 0) & (pixels < pane.size)).all(), "the cameras are in the picture"
             assert np.ptp(pixels, axis=0).max() > 0.5 * max(pane.size), "and fill it"
+        for form in ("ply", "colmap"):
+            code, _, errors = run("export", tmp_path / "m", "--format", form, "--out", tmp_path / form)
+            assert (code, ONLY_TURNED in errors, "--confidence" in errors) == (1, True, False)
+        assert run("export", tmp_path / "m", "--format", "tum", "--out", tmp_path / "m.tum")[0] == 0
+
+    def test_a_camera_that_stands_still_is_told_from_one_that_turns(
+        self, tmp_path: Path, run: Run, turning: tuple[Path, float]
+    ) -> None:
+        (tmp_path / "still").mkdir()
+        for k in range(60):
+            shutil.copy(sorted(turning[0].iterdir())[0], tmp_path / "still" / f"{k}.png")
+        code, out, _ = run("map", tmp_path / "still", "--out", tmp_path / "m")
+        assert code == 0
+        assert STOOD_STILL in out
+        assert ONLY_TURNED not in out
+        assert "(1 frame); 59 frames got a pose afterwards" in out
+        warned = run("report", tmp_path / "m", "--out", tmp_path / "m.html")[1]
+        assert STOOD_STILL in warned
+        assert "focal length is not determined" in warned
+        page = (tmp_path / "m.html").read_text()
+        assert "<div><b>277 ± 166 px</b>focal length, undetermined</div>" in page
+        assert "<p>Camera: focal length" in page, "the rest of it is not pressed into a tile"
 
 
 class TestFirstFrames:

@@ -259,14 +259,17 @@ def _in_words(summary: dict[str, Any]) -> str:
     from anchor3r.export.cameras import camera_in_words
     from anchor3r.pipeline.shortfall import REMEDIES, Gap
     from anchor3r.store import NO_SHARED_VIEW, PHOTOGRAPHS
-    from anchor3r.trajectory import ONLY_TURNED
+    from anchor3r.trajectory import ONLY_TURNED, STOOD_STILL
 
     lines = [
         f"{summary['map']}: {summary['with_pose']} of {summary['frames']} frames of {summary['source']} "
         f"have a pose ({summary['frames_per_second']} frames/s, predictor {summary['predictor']})"
     ]
     if answers := summary["answers"]:
-        lines.append("measured by " + ", ".join(f"{name} ({n} frames)" for name, n in answers.items()))
+        measured = ", ".join(f"{name} ({_counted(n)})" for name, n in answers.items())
+        later = summary["with_pose"] - sum(answers.values())
+        rest = f"; {_counted(later)} got a pose afterwards, by what later ones showed" if later > 0 else ""
+        lines.append(f"measured by {measured}{rest}")
     if (camera := summary["camera"]) is not None:
         known = "the stated camera, refined:" if camera["stated"] else "the camera was not known; estimated"
         known = "the camera as found before, held:" if camera.get("held") else known
@@ -282,7 +285,7 @@ def _in_words(summary: dict[str, Any]) -> str:
         lines.append(f"{cause}: {summary['components']} components, which no measurement relates")
     lines += _placements_in_words(summary)
     if summary["only_turns"]:
-        lines.append(ONLY_TURNED)
+        lines.append(STOOD_STILL if summary["stands_still"] else ONLY_TURNED)
     if gaps := summary["without_pose"]:
         lines.append(f"without a pose: {_counted(sum(gap['num_frames'] for gap in gaps))}")
         lines += [f"  {Gap(**gap).in_words()}" for gap in gaps[:_TOLD_GAPS]]

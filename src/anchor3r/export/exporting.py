@@ -103,6 +103,7 @@ def export_map(
             scene_map=scene_map, poses=poses, trajectory=_chosen_part(scene_map, poses, settings, notes),
             min_confidence=settings.confidence, voxel=settings.voxel, max_points=settings.max_points,
         )  # fmt: skip
+        _insist_on_translation(chosen, format)
         if format in _WITH_POINTS:
             chosen = _with_fused(chosen, settings, format, notes)
         if format in _ON_EARTH:
@@ -120,6 +121,15 @@ def export_map(
         if scene_map.meta.get("ground_truth_predictor"):
             notes.append(NOT_A_RECONSTRUCTION)
     return Exported(what=what, poses=poses, notes=tuple(notes))
+
+
+def _insist_on_translation(chosen: Selection, format: str) -> None:
+    """Refuses what is made of points where there can be none."""
+    told = chosen.trajectory.lack_of_translation()
+    if told is not None and format in _WITH_POINTS:
+        raise Anchor3RError(
+            f"{chosen.scene_map.folder}: {told}, which {format} needs; poses can be exported (--format tum)"
+        )
 
 
 def _insist_on_meaning(format: str, settings: ExportSettings) -> None:
@@ -290,7 +300,13 @@ def _with_one_camera(chosen: Selection, notes: list[str]) -> Selection:
 
     camera = common_camera(chosen.scene_map)
     change = largest_change(chosen.scene_map, chosen.trajectory.frames.tolist(), camera)
-    if change > _LARGE_CHANGE:
+    found = chosen.scene_map.meta.get("camera") or {}
+    if not found.get("determined", True):
+        notes.append(
+            f"the focal length, {camera.fx:.0f} ± {found['focal_sigma_px']:.0f} pixels, is not determined by "
+            "the images: map again with the camera stated (--intrinsics, --fov) if it is known"
+        )
+    elif change > _LARGE_CHANGE:
         notes.append(
             f"the camera became known on the way, some frames had a focal length {change:.0%} off the final "
             f"one; for a more exact model map again with --intrinsics "

@@ -272,7 +272,7 @@ class MappingRun:
         seconds = self._ended - self._started
         with load_map(self.store.folder) as scene_map:
             counts, meta, gaps = scene_map.counts(), scene_map.meta, gaps_of(scene_map)
-            only_turns = scene_map.trajectory().only_turns()
+            trajectory = scene_map.trajectory()
             answers = scene_map.answers()
             placements, placed_since = scene_map.placements(), scene_map.placed_since()
         return {
@@ -284,7 +284,8 @@ class MappingRun:
             "answers": answers,
             "without_pose": [asdict(gap) for gap in gaps],
             "failure": None if counts.with_pose else _failure(self.source.uri, gaps),
-            "only_turns": only_turns,
+            "only_turns": trajectory.only_turns(),
+            "stands_still": trajectory.stands_still(),
             "camera": meta.get("camera"),
             "placements": [placement.as_dict() for placement in placements.values()],
             "placed_since": placed_since,

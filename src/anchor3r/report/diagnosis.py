@@ -12,7 +12,7 @@ from anchor3r.geometry import rotation_angle
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.store import FrameTable, Map
-from anchor3r.trajectory import ONLY_TURNED, Trajectory
+from anchor3r.trajectory import Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,8 @@ def warnings_of(
     return [
         *_missing_frames(scene_map, scene_map.frames(), trajectory),
         *_jumps(trajectory, scene_map.part_of(trajectory.frames), config),
-        *([ONLY_TURNED] if trajectory.only_turns() else _weak_points(survey, config)),
+        *_camera(scene_map),
+        *([told] if (told := trajectory.lack_of_translation()) else _weak_points(survey, config)),
         *_bad_edges(residuals, config),
         *_open_loops(residuals, config),
         *_loops(scene_map),
@@ -153,7 +154,7 @@ def _jumps(trajectory: Trajectory, part: NDArray[np.int64], config: DiagnosisCon
         if len(at):
             worst = at[np.argmax(factor[at])]
             yield (
-                f"the scale jumps {len(at)} times by more than {config.scale_jump:g}×, at most by "
+                f"the scale jumps {_times(len(at))} by more than {config.scale_jump:g}×, at most by "
                 f"{factor[worst]:.2f}× at frame {trajectory.frames[worst + 1]}: "
                 f"{ranges(trajectory.frames[at + 1], config.listed)}"
             )
@@ -164,8 +165,22 @@ def _jumps(trajectory: Trajectory, part: NDArray[np.int64], config: DiagnosisCon
     at = np.flatnonzero(together & (step > config.step_jump * np.maximum(usual, 0.1 * np.median(step))))
     if len(at):
         yield (
-            f"the camera jumps {len(at)} times by more than {config.step_jump:g} usual steps: "
+            f"the camera jumps {_times(len(at))} by more than {config.step_jump:g} usual steps: "
             f"{ranges(trajectory.frames[at + 1], config.listed)}"
+        )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _camera(scene_map: Map) -> Iterator[str]:
+    camera = scene_map.meta.get("camera")
+    if camera and not camera.get("determined", True):
+        spread = camera["focal_sigma_px"] / camera["focal_px"]
+        yield (
+            f"the focal length is not determined by the images (± {spread:.0%}), and the shape of the map no "
+            "surer than that: state the camera if it is known (--intrinsics, --fov), or film longer"
         )
 
 

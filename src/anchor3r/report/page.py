@@ -159,7 +159,7 @@ def _facts(found: _Findings) -> str:
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
         **{f"measured by {name}": f"{count}" for name, count in scene_map.answers().items()},
-        **({"camera": camera_in_words(camera)} if (camera := found.scene_map.meta.get("camera")) else {}),
+        **_camera_facts(scene_map),
         **placement_facts(found.scene_map, found.poses),
         "loops accepted": f"{sum(loop.accepted for loop in loops)} of {len(loops)}",
     }
@@ -171,7 +171,18 @@ def _facts(found: _Findings) -> str:
         rmse = float(np.sqrt(np.mean(found.error_m**2)))
         facts["ATE (Sim(3))"] = f"{rmse:.3g} m ({100 * rmse / max(path, 1e-9):.2f} %)"
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in facts.items())
-    return f'<div class="facts">{cells}</div>'
+    camera = scene_map.meta.get("camera")
+    words = f"<p>Camera: {escape(camera_in_words(camera))}.</p>" if camera else ""
+    return f'<div class="facts">{cells}</div>{words}'
+
+
+def _camera_facts(scene_map: Map) -> dict[str, str]:
+    """The focal length in short; the rest of the camera is told below the facts."""
+    camera = scene_map.meta.get("camera")
+    if not camera:
+        return {}
+    name = "focal length" if camera.get("determined", True) else "focal length, undetermined"
+    return {name: f"{camera['focal_px']:.0f} ± {camera['focal_sigma_px']:.0f} px"}
 
 
 def _warnings(warnings: list[str]) -> str:

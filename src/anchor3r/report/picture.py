@@ -23,7 +23,7 @@ from anchor3r.io.files import replacing
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import LIKELY, Map
 from anchor3r.store.fused import FusedSurface, fused_surface
-from anchor3r.trajectory import ONLY_TURNED, Trajectory, estimated_from_true_world
+from anchor3r.trajectory import Trajectory, estimated_from_true_world
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +123,7 @@ def _scene(
         remarks.append("a single pose: the camera has no path")
     if not len(points):
         hidden = f"none of its {num_hidden:,} points has a confidence of {min_confidence:g}"
-        nothing = ONLY_TURNED if poses.only_turns() else "the map has no points here"
+        nothing = poses.lack_of_translation() or "the map has no points here"
         remarks.append(hidden if num_hidden else nothing)
     paths = {name: _pieces(scene_map, poses)}
     for other in scene_map.trajectory_names():
@@ -279,7 +279,7 @@ def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, 
         ax = figure.add_axes((*corner, 1 / num_columns, 1 / num_rows))
         panel = _panel(scene, one, pane_size)
         _show(ax, panel, scene)
-        if one is View.TOP:
+        if one is View.TOP and not scene.poses.only_turns():  # else there is no length to compare
             _scale_bar(ax, panel.camera, scene.metres_per_unit)
         if row == 0:
             ax.text(
