@@ -266,7 +266,8 @@ def test_closed_loops_move_the_positions_that_were_seen(tmp_path: Path) -> None:
         correction = None
         if k == 55:
             moves = Corrections(np.eye(3)[None], np.zeros((1, 3)), np.zeros((1, 3)), np.log([2.0]))
-            correction = OnlineCorrection(*(np.array([0]) for _ in range(3)), moves)
+            start = np.array([0])
+            correction = OnlineCorrection(start, start, start, moves)
         center = path.center[k] * (2 if k >= 55 else 1)
         event = placer.observe(float(k), k, [pose], [replace(pose, center=center)], correction)
         told += [] if event is None else [event]
