@@ -38,6 +38,9 @@ TESTS = {
     "pipeline/mapper.py": ["tests/pipeline/test_mapper.py", "tests/pipeline/test_mapping.py"],
     "store/writer.py": ["tests/store"],
     "store/reader.py": ["tests/store", "tests/pipeline/test_mapping.py"],
+    "store/stored_poses.py": ["tests/store", "tests/pipeline/test_mapping.py"],
+    "store/stored_loops.py": ["tests/store", "tests/pipeline/test_refine.py"],
+    "store/queries.py": ["tests/store"],
     "predictors/features/uncertainty.py": ["tests/predictors/test_features_uncertainty.py"],
 }
 """Module: the tests that should notice an error in it."""
