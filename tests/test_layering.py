@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -136,6 +137,17 @@ def allowed_packages(package: str) -> set[str]:
         return INSIDE_FOUNDATION[package]
     assert package in USES, f"{package} is new: say in this test and in docs/architecture.md what it uses"
     return FOUNDATION | USES[package]
+
+
+def test_the_page_about_the_architecture_draws_this_layering() -> None:
+    page = (ROOT.parents[1] / "docs/architecture.md").read_text()
+    drawn = dict(re.findall(r"^\| (`?\w+`?) \| .* \| ([\w, –]+) \|$", page, re.MULTILINE))
+    assert drawn.pop("package") == "uses"
+    foundation = re.search(r"^\| foundation \| (.*) \| – \|$", page, re.MULTILINE)
+    assert foundation is not None
+    assert set(re.findall(r"`(\w+)`", foundation[1])) >= FOUNDATION
+    assert (drawn.pop("foundation"), drawn.pop("`cli`")) == ("–", "everything")
+    assert {name.strip("`"): set(re.findall(r"\w+", uses)) for name, uses in drawn.items()} == USES
 
 
 def test_the_layering_has_no_circle() -> None:
