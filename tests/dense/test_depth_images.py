@@ -9,10 +9,8 @@ import pytest
 
 from anchor3r.dense.completion import CompletionConfig, complete
 from anchor3r.dense.consistency import compare
-from anchor3r.dense.depth_images import DepthImageConfig, PredictedDepth, depth_image
-from anchor3r.dense.edges import carried_over
+from anchor3r.dense.depth_images import DepthImageConfig, PredictedDepth, carried_over, depth_image, specks
 from anchor3r.dense.keyframe_depth import DepthOrigin
-from anchor3r.dense.patches import specks
 from anchor3r.dense.slanted_refinement import PixelPlanes
 from anchor3r.geometry import SE3, Pinhole
 

@@ -279,8 +279,7 @@ def test_unrelated_components_are_fused_apart(two_components: Path, tmp_path: Pa
 
 def test_measured_depths_are_fused_at_real_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Depth images of 320 × 240 as densify keeps them, written here with the source's own depth."""
-    from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
-    from anchor3r.dense.normals import normals_of
+    from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth, normals_of
     from anchor3r.pipeline.mapping import map_source
     from anchor3r.predictors.ground_truth import GroundTruthPredictor
     from anchor3r.sources import open_source

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from anchor3r.dense.completion import Completed, CompletionConfig, complete
 from anchor3r.dense.consistency import Agreement
-from anchor3r.dense.edges import carried_over
 from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
-from anchor3r.dense.patches import specks
+from anchor3r.dense.plane_sweep import RADIUS
 from anchor3r.dense.slanted_refinement import PixelPlanes, fitted_slopes, plane_normals
 from anchor3r.geometry import Pinhole
+from anchor3r.kernels import Array, kernel
 
 Fill = Literal["holes", "planes", "all"]
 _MEASURED = (-6.43, -0.606, 1.439, -0.86, -0.831)
@@ -36,7 +36,13 @@ _NORMAL_RADIUS = 5
 """Of the window that normals are fitted in: off by 2.0° in a room and 3.9° in a street (worlds 201 and
 206, medians), with 3 by 3.0° and 5.4°."""
 _SAME_SURFACE = 0.1
-"""Inverse depths that differ by a larger part are not of one surface."""
+"""Inverse depths that differ by a larger part, beyond what slopes make, are not of one surface."""
+_VOTE_RADIUS = 5
+"""Of the window that votes on what is carried over an edge: more than half of what windows of stereo are."""
+_ALIKE_GREY = 8.0
+"""Difference of grey values at which a vote counts half."""
+_LEAST_PIXELS = (2 * RADIUS + 1) ** 2
+"""Of a patch that is kept: as many as a window of stereo has."""
 _LEAST_SPREAD = 0.003
 """Relative spread of depths that agree as well as can be told."""
 
@@ -116,6 +122,99 @@ def depth_image(
         origin=origin,
         colours=colours,
     )
+
+
+def carried_over(
+    planes: PixelPlanes, known: NDArray[np.bool_], grey: NDArray[np.float32]
+) -> NDArray[np.bool_]:
+    """(h, w) pixels that look like the surface beyond the edge that they are near.
+
+    A window that reaches over an edge is matched by what has most texture, mostly the nearer thing, which so
+    becomes wider by half a window. There a pixel looks like those beyond the edge and has the depth of those
+    on this side. It is told by a vote: of the pixels around that look alike, most have another depth.
+    """
+    out = np.zeros(known.shape, np.bool_)
+    _vote(planes.inverse, planes.slope_x, planes.slope_y, known, grey, out)
+    return out
+
+
+@kernel
+def _vote(inverse: Array, slope_x: Array, slope_y: Array, known: Array, grey: Array, out: Array) -> None:
+    height, width = inverse.shape
+    for y in range(height):
+        for x in range(width):
+            if not known[y, x]:
+                continue
+            here, level = inverse[y, x], grey[y, x]
+            a, b, jump = slope_x[y, x], slope_y[y, x], np.float32(_SAME_SURFACE) * here
+            same = other = np.float32(0.0)
+            top, bottom = max(y - _VOTE_RADIUS, 0), min(y + _VOTE_RADIUS, height - 1)
+            left, right = max(x - _VOTE_RADIUS, 0), min(x + _VOTE_RADIUS, width - 1)
+            # At the corners and sides of the window first: few pixels are near an edge.
+            edge = False
+            for v in (top, y, bottom):
+                for u in (left, x, right):
+                    on_plane = here + a * np.float32(u - x) + b * np.float32(v - y)
+                    edge |= known[v, u] and abs(inverse[v, u] - on_plane) > jump
+            if not edge:
+                continue
+            for v in range(top, bottom + 1):
+                for u in range(left, right + 1):
+                    if not known[v, u]:
+                        continue
+                    difference = (grey[v, u] - level) * np.float32(1 / _ALIKE_GREY)
+                    vote = np.float32(1.0) / (np.float32(1.0) + difference * difference)
+                    on_plane = here + a * np.float32(u - x) + b * np.float32(v - y)
+                    if abs(inverse[v, u] - on_plane) > jump:
+                        other += vote
+                    else:
+                        same += vote
+            out[y, x] = other > same
+
+
+def specks(planes: PixelPlanes, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(h, w) known pixels whose surface, as far as it is known, is smaller than a window.
+
+    Whatever a window of stereo sees gets at least the size of that window: a pole of one pixel becomes seven
+    wide. Depths that hang together over less were matched by nothing but chance, pixel by pixel, where
+    another keyframe happened to agree. They are few, but may lie anywhere between the nearest depth and
+    infinity.
+    """
+    patch = np.zeros(known.shape, np.int32)
+    _number_patches(planes.inverse, planes.slope_x, planes.slope_y, known, patch)
+    return known & (np.bincount(patch.ravel())[patch] < _LEAST_PIXELS)
+
+
+@kernel
+def _number_patches(inverse: Array, slope_x: Array, slope_y: Array, known: Array, patch: Array) -> None:
+    """Numbers from 1 on for pixels that hang together, each patch filled from its first pixel."""
+    height, width = inverse.shape
+    waiting = np.empty(height * width, np.int32)
+    count = 0
+    for start in range(height * width):
+        if not known[start // width, start % width] or patch[start // width, start % width] > 0:
+            continue
+        count += 1
+        patch[start // width, start % width] = count
+        waiting[0], size = start, 1
+        while size > 0:
+            size -= 1
+            y, x = waiting[size] // width, waiting[size] % width
+            for v, u in ((y, x - 1), (y, x + 1), (y - 1, x), (y + 1, x)):
+                if not (0 <= v < height and 0 <= u < width) or not known[v, u] or patch[v, u] > 0:
+                    continue
+                if _hang_together(inverse, slope_x, slope_y, y, x, v, u):
+                    patch[v, u] = count
+                    waiting[size] = v * width + u
+                    size += 1
+
+
+@kernel
+def _hang_together(inverse: Array, slope_x: Array, slope_y: Array, y: int, x: int, v: int, u: int) -> bool:
+    """Whether the planes of two neighbouring pixels meet half way between them."""
+    here = inverse[y, x] + np.float32(0.5) * (slope_x[y, x] * (u - x) + slope_y[y, x] * (v - y))
+    there = inverse[v, u] - np.float32(0.5) * (slope_x[v, u] * (u - x) + slope_y[v, u] * (v - y))
+    return bool(abs(here - there) <= np.float32(_SAME_SURFACE) * min(inverse[y, x], inverse[v, u]))
 
 
 def measured_confidence(planes: PixelPlanes, agreement: Agreement) -> NDArray[np.float32]:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from anchor3r.dense.fusion import Fusion, FusionConfig, auto_voxel
-from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth
-from anchor3r.dense.normals import normals_of
+from anchor3r.dense.keyframe_depth import DepthOrigin, KeyframeDepth, normals_of
 from anchor3r.dense.surface import Components
 from anchor3r.dense.volume import VOXEL, VOXELS, VolumeConfig
 from anchor3r.errors import Anchor3RError
