@@ -22,7 +22,7 @@ import numpy as np
 
 from anchor3r.geometry import umeyama
 from anchor3r.pipeline.loop_closing import LONGEST_STEP
-from anchor3r.pipeline.loop_jobs import LoopClosingConfig, LoopWorker, Progress
+from anchor3r.pipeline.loop_jobs import LoopClosingConfig, LoopWorker, StreamSoFar
 from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings
@@ -44,7 +44,7 @@ class Jobs:
     def __enter__(self) -> Jobs:
         jobs, run = self, self._run
 
-        def timed(worker: LoopWorker, seen: Progress) -> LoopClosing:
+        def timed(worker: LoopWorker, seen: StreamSoFar) -> LoopClosing:
             began = time.thread_time()
             found = run(worker, seen)
             jobs.started.append(seen.num_frames)

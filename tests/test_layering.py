@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -180,6 +181,16 @@ def test_the_command_line_imports_heavy_libraries_late() -> None:
                 node for node in tree_of(module).body if isinstance(node, ast.Import | ast.ImportFrom)
             ]
             assert not libraries(ast.Module(list(top_level), [])) & HEAVY, module
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for module in MODULES
+        for node in tree_of(module).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert not [name for name, count in names.items() if count > 1]
 
 
 def test_functions_are_short() -> None:

@@ -8,7 +8,8 @@ coordinates, x_target = R x_source + t. Quaternions are w, x, y, z with w >= 0. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,12 @@ class Pinhole:
         """Square pixels, principal point in the middle of the image."""
         f = width / 2 / np.tan(np.radians(horizontal_fov_deg) / 2)
         return Pinhole(float(f), float(f), (width - 1) / 2, (height - 1) / 2, width, height)
+
+    @staticmethod
+    def from_named(values: Mapping[str, float]) -> Pinhole:
+        """The camera of values that have the names of its fields, and may have others beside them."""
+        fx, fy, cx, cy, width, height = (float(values[field.name]) for field in fields(Pinhole))
+        return Pinhole(fx, fy, cx, cy, int(width), int(height))
 
     def matrix(self) -> Array:
         return np.array([[self.fx, 0, self.cx], [0, self.fy, self.cy], [0, 0, 1.0]])

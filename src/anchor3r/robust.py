@@ -12,6 +12,8 @@ SIGMA_PER_MAD = 1.4826
 """Standard deviation of a Gaussian over its median absolute deviation."""
 MEDIAN_OVER_MEAN = 1.2533
 """Standard deviation of a median over that of a mean, for Gaussians: √(π/2)."""
+MEDIAN_NORM_3 = 1.5382
+"""Median length of a 3-vector of unit Gaussians."""
 
 
 class Estimate(NamedTuple):

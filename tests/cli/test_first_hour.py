@@ -180,7 +180,7 @@ class TestRotation:
         assert ONLY_TURNED in run("report", tmp_path / "m", "--out", tmp_path / "m.html")[1]
         with load_map(tmp_path / "m") as scene_map:
             (scene,) = picture.scenes_of(scene_map, "online")
-        for view in (picture.View.TOP, picture.View.PERSPECTIVE):
+        for view in (picture.PictureView.TOP, picture.PictureView.PERSPECTIVE):
             pane = picture._panel(scene, view, (400, 300)).camera
             pixels, _ = pane.project(scene.cameras.reshape(-1, 3))
             assert ((pixels >= 0) & (pixels < pane.size)).all(), "the cameras are in the picture"

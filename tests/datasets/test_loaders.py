@@ -10,7 +10,7 @@ import pytest
 from dataset_miniatures import MINIATURES, NUM_FRAMES, true_shots
 from PIL import Image
 
-from anchor3r.datasets import DATA_SETS, Recording, hypersim, open_files
+from anchor3r.datasets import DATA_SETS, RecordedSequence, hypersim, open_files
 from anchor3r.datasets.dataset import decode_image
 from anchor3r.geometry import SE3, rotation_angle
 from anchor3r.sources.frame import Frame
@@ -20,10 +20,10 @@ from anchor3r.sources.source import UndecodableFrameError
 WITH_DEPTH = [name for name, dataset in DATA_SETS.items() if dataset.card.depth == "dense" and name != "ase"]
 
 
-def opened(name: str, root: Path) -> Recording:
+def opened(name: str, root: Path) -> RecordedSequence:
     dataset, files = DATA_SETS[name], open_files(root)
     (sequence,) = [n for n in dataset.names(files) if not (name == "waymo" and not n.endswith("/1"))]
-    return Recording(dataset, files, dataset.index(files, sequence))
+    return RecordedSequence(dataset, files, dataset.index(files, sequence))
 
 
 def world_points(frame: Frame) -> np.ndarray:

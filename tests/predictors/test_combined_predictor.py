@@ -17,7 +17,7 @@ from anchor3r.pipeline.mapping import MappingRun, map_source
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors.interface import WindowStatus
 from anchor3r.predictors.loading import load_predictor
-from anchor3r.predictors.window_scales import Scales
+from anchor3r.predictors.window_scales import StreamScales
 from anchor3r.robust import Estimate
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
@@ -182,7 +182,7 @@ def test_windows_of_a_still_camera_are_the_networks() -> None:
 
 
 def test_scales_are_filtered() -> None:
-    scales = Scales()
+    scales = StreamScales()
     scales.forget(1)
     scales.measure(Estimate(0.7, 0.1))  # the network's scale by that of `features`, which is known
     assert_allclose(scales.mean, [0.0, 0.7], atol=1e-5)

@@ -15,7 +15,7 @@ from PIL import Image
 from anchor3r.cli import main as cli
 from anchor3r.framing import upward
 from anchor3r.report import picture
-from anchor3r.report.picture import TRUTH, PictureScene, View, picture_png, scenes_of
+from anchor3r.report.picture import TRUTH, PictureScene, PictureView, picture_png, scenes_of
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
@@ -46,7 +46,7 @@ def looking_along_z(centers: np.ndarray) -> Trajectory:
     )
 
 
-def drawn(scene: PictureScene, view: View, size: tuple[int, int] = (400, 300)) -> np.ndarray:
+def drawn(scene: PictureScene, view: PictureView, size: tuple[int, int] = (400, 300)) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(picture_png([scene], view=view, size=size))).convert("RGB"), int)
 
 
@@ -78,20 +78,20 @@ def test_shade_falls_behind_an_edge_and_nowhere_else() -> None:
 
 def test_a_roof_is_seen_from_the_side_but_not_from_above() -> None:
     scene = some_scene(roof=4000)
-    above, aside = drawn(scene, View.TOP), drawn(scene, View.PERSPECTIVE)
+    above, aside = drawn(scene, PictureView.TOP), drawn(scene, PictureView.PERSPECTIVE)
     assert share_of(above, 1) > 0.05
     assert share_of(above, 2) == 0
     assert share_of(aside, 2) > 0.05
 
 
-@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
-def test_strays_do_not_shrink_the_picture(view: View) -> None:
+@pytest.mark.parametrize("view", [PictureView.TOP, PictureView.PERSPECTIVE])
+def test_strays_do_not_shrink_the_picture(view: PictureView) -> None:
     without, with_strays = drawn(some_scene(), view), drawn(some_scene(strays=150), view)
     assert share_of(with_strays, 1) > 0.7 * share_of(without, 1) > 0.05
 
 
-@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
-def test_the_whole_path_is_in_the_picture(view: View) -> None:
+@pytest.mark.parametrize("view", [PictureView.TOP, PictureView.PERSPECTIVE])
+def test_the_whole_path_is_in_the_picture(view: PictureView) -> None:
     scene = some_scene()
     panel = picture._panel(scene, view, (400, 300))
     pixels, _ = panel.camera.project(scene.paths["online"][0])
@@ -101,7 +101,7 @@ def test_the_whole_path_is_in_the_picture(view: View) -> None:
 
 
 def test_a_map_without_points_still_has_its_path() -> None:
-    pixels = drawn(some_scene(0), View.BOTH, (400, 300))
+    pixels = drawn(some_scene(0), PictureView.BOTH, (400, 300))
     assert pixels.shape == (300, 400, 3)
     assert share_of(pixels, 0) > 0.001
 
@@ -155,8 +155,8 @@ def room_scene() -> PictureScene:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
-def test_a_room_is_in_the_picture_not_just_the_camera_in_it(view: View) -> None:
+@pytest.mark.parametrize("view", [PictureView.TOP, PictureView.PERSPECTIVE])
+def test_a_room_is_in_the_picture_not_just_the_camera_in_it(view: PictureView) -> None:
     scene = room_scene()
     panel = picture._panel(scene, view, (400, 300))
     pixels, _ = panel.camera.project(scene.points)
@@ -167,16 +167,16 @@ def test_a_room_is_in_the_picture_not_just_the_camera_in_it(view: View) -> None:
 
 def test_walls_do_not_hide_the_room_from_outside() -> None:
     scene = room_scene()
-    camera = picture._panel(scene, View.PERSPECTIVE, (400, 300)).camera
+    camera = picture._panel(scene, PictureView.PERSPECTIVE, (400, 300)).camera
     shown = picture._facing(camera, scene)
     nearest, farthest = (scene.points[:, 2] == end for end in (-1, 4))
     assert not shown[nearest].any(), "the wall between the viewer and the room"
     assert shown[farthest].all()
 
 
-@pytest.mark.parametrize("view", [View.TOP, View.PERSPECTIVE])
+@pytest.mark.parametrize("view", [PictureView.TOP, PictureView.PERSPECTIVE])
 def test_a_field_below_a_single_strip_of_a_flight_is_not_drawn_from_its_edge(
-    tmp_path: Path, view: View
+    tmp_path: Path, view: PictureView
 ) -> None:
     """The camera looks straight down and never turns, so that nothing but the plane tells what is up."""
     field = tmp_path / "field"
@@ -214,7 +214,7 @@ def test_unrelated_components_have_a_pane_each_and_are_named(
     assert "component 2 of 2" in second.title
     assert len(second.points) > 1000
     size = (600, 300)
-    pixels = np.asarray(Image.open(io.BytesIO(picture_png([first, second], view=View.TOP, size=size))))
+    pixels = np.asarray(Image.open(io.BytesIO(picture_png([first, second], view=PictureView.TOP, size=size))))
     divider = pixels[:, 300, :3].astype(int)
     assert (divider.min(1) > 60).mean() > 0.9, "a line between the panes"
     assert cli.main(["render", str(folder), "--out", str(tmp_path / "p.png")]) == 0
@@ -241,4 +241,4 @@ def test_a_single_pose_and_points_that_are_all_unsure_are_named(tmp_path: Path, 
         (scene,) = scenes_of(single, "online", min_confidence=2.0)
     assert "a single pose: the camera has no path" in scene.title
     assert "points has a confidence of 2" in scene.title
-    assert len(picture_png([scene], view=View.BOTH, size=(400, 300))) > 1000
+    assert len(picture_png([scene], view=PictureView.BOTH, size=(400, 300))) > 1000

@@ -9,7 +9,7 @@ from typing import Any
 
 from anchor3r.cli.map import stream
 from anchor3r.cli.output import Json
-from anchor3r.cli.refine import refining_progress
+from anchor3r.cli.progress import stages
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import replacing
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
@@ -58,7 +58,7 @@ def demo(
     ):
         stream(run)
     summary = run.summary()
-    with refining_progress() as show:
+    with stages("refining") as show:
         refinement = refine_map(out / "map", RefineSettings(threads=threads), progress=show)
     summary["refinement"] = refinement
     summary["trajectories"] = evaluate(out)
@@ -93,7 +93,7 @@ def evaluate(out: Path) -> dict[str, dict[str, Any]]:
     from anchor3r.evaluation.scoring import score_poses
     from anchor3r.export.selection import map_clouds
     from anchor3r.io.pointcloud import voxel_downsampled, write_ply
-    from anchor3r.report.picture import View, scenes_of, write_picture
+    from anchor3r.report.picture import PictureView, scenes_of, write_picture
     from anchor3r.store import load_map
 
     with load_map(out / "map") as scene_map:
@@ -107,5 +107,5 @@ def evaluate(out: Path) -> dict[str, dict[str, Any]]:
         clouds = map_clouds(scene_map, poses=best)
         write_ply(out / "cloud.ply", voxel_downsampled(clouds, voxel, scratch=out))
         scenes = scenes_of(scene_map, best)
-        write_picture(out / "map.png", scenes, view=View.BOTH, size=PICTURE_SIZE)
+        write_picture(out / "map.png", scenes, view=PictureView.BOTH, size=PICTURE_SIZE)
     return metrics

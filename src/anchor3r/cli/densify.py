@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ import tyro
 
 from anchor3r.cli import fuse
 from anchor3r.cli.output import Json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import stages
 from anchor3r.errors import is_interrupt
 from anchor3r.pipeline.settings import DensifySettings
 
@@ -38,17 +38,10 @@ def densify(
     """
     from anchor3r.pipeline.densify import densify_map
 
-    with told_how_to_go_on(folder), densifying_progress() as show:
+    with told_how_to_go_on(folder), stages("densifying", unit="keyframes") as show:
         summary = densify_map(folder, settings, progress=show)
     print(in_words(summary))
     return summary
-
-
-@contextmanager
-def densifying_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far each stage has come: `show(stage, done, total)`."""
-    with progress("densifying", None, "keyframes") as advance:
-        yield lambda stage, done, total: advance(done, stage, total)
 
 
 @contextmanager

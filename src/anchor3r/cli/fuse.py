@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from anchor3r.cli.output import Json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import stages
 from anchor3r.pipeline.settings import FuseSettings
 
 _DEFAULTS = FuseSettings()
@@ -35,17 +33,10 @@ def fuse(
     """
     from anchor3r.pipeline.fusing import fuse_map
 
-    with fusing_progress() as show:
+    with stages("fusing") as show:
         summary = fuse_map(folder, settings, progress=show)
     print(in_words(summary))
     return summary
-
-
-@contextmanager
-def fusing_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far each stage has come: `show(stage, done, total)`."""
-    with progress("fusing", None, "") as advance:
-        yield lambda stage, done, total: advance(done, stage, total)
 
 
 def in_words(summary: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import tyro
 
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.output import Json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import stages
 from anchor3r.pipeline.localise import LocaliseSettings
 
 _DEFAULTS = LocaliseSettings()
@@ -54,15 +54,9 @@ def localise(
     settings = settings if stated is None else replace(settings, own_camera=True)
     with (
         open_source(source, start=start, stop=stop, stride=stride, camera=stated) as images,
-        progress("localising", None, "images") as advance,
+        stages("localising", unit="images") as show,
     ):
-        summary = localise_images(
-            folder,
-            images,
-            out,
-            settings,
-            progress=lambda stage, done, total: advance(done, stage, total),
-        )
+        summary = localise_images(folder, images, out, settings, progress=show)
     print(in_words(summary))
     return summary
 

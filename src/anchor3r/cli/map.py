@@ -12,7 +12,7 @@ import tyro
 
 from anchor3r.cli.camera import NOTHING_STATED, CameraOptions
 from anchor3r.cli.output import Json, print_json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import progress, stages
 from anchor3r.cli.view import beside
 from anchor3r.errors import Anchor3RError, is_interrupt
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, MapSettings
@@ -129,7 +129,7 @@ def _finished(summary: dict[str, Any], out: Path, threads: int | None, *, dense:
     from anchor3r.pipeline.settings import DensifySettings
 
     _tell(summary)
-    with densify.told_how_to_go_on(out), densify.densifying_progress() as show:
+    with densify.told_how_to_go_on(out), stages("densifying", unit="keyframes") as show:
         depths = densify_map(out, DensifySettings(threads=threads), progress=show)
     print(densify.in_words(depths), flush=True)
     return summary | {"dense": depths}
@@ -188,11 +188,8 @@ def _are_too_far_apart(source: Source, summary: dict[str, Any]) -> bool:
 def _map_photos(source: Source, out: Path, settings: MapSettings, *, overwrite: bool) -> dict[str, Any]:
     from anchor3r.pipeline.photos import map_photos
 
-    with progress("reading", len(source.wanted), "photographs") as advance:
-        return map_photos(
-            source, out, settings, overwrite=overwrite,
-            progress=lambda stage, done, total: advance(done, stage, total),
-        )  # fmt: skip
+    with stages("reading", len(source.wanted), "photographs") as show:
+        return map_photos(source, out, settings, overwrite=overwrite, progress=show)
 
 
 Show = Callable[["MappingRun", "Update"], None]

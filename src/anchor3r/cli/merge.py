@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from anchor3r.cli.output import Json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import stages
 
 
 def merge(
@@ -29,8 +29,8 @@ def merge(
     """
     from anchor3r.pipeline.merging import merge_maps
 
-    with progress("merging", None, "keyframes") as advance:
-        summary = merge_maps(folders, out, progress=lambda stage, done, total: advance(done, stage, total))
+    with stages("merging", unit="keyframes") as show:
+        summary = merge_maps(folders, out, progress=show)
     print(in_words(summary))
     return summary
 

@@ -6,8 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+if TYPE_CHECKING:
+    from anchor3r.pipeline.settings import Progress
+
+_IN_WORDS = {"describing": "describing keyframes", "loops": "measuring loops"}
+"""Stages whose names say too little where they stand alone."""
 SECONDS_BETWEEN_LINES = 10.0
 """Of lines of progress where the standard error is no terminal, such as a log."""
 
@@ -31,6 +36,13 @@ def progress(label: str, total: int | None, unit: str) -> Iterator[Advance]:
     shown = _bar if sys.stderr.isatty() else _lines
     with shown(label, total, unit) as (advance, compiling), CompileWatch(compiling):
         yield advance
+
+
+@contextmanager
+def stages(label: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
+    """Yields what the functions of `pipeline` and the like tell their progress to, stage by stage."""
+    with progress(label, total, unit) as advance:
+        yield lambda stage, done, of: advance(done, _IN_WORDS.get(stage, stage), of)
 
 
 Shown = tuple[Advance, Callable[[bool], None]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +10,13 @@ import tyro
 
 from anchor3r.cli.map import Switch
 from anchor3r.cli.output import Json
-from anchor3r.cli.progress import progress
+from anchor3r.cli.progress import stages
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.store import OFFLINE
 from anchor3r.store.fused import FUSED
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]
 _DEFAULTS = RefineSettings()
-_STAGES = {"describing": "describing keyframes", "loops": "measuring loops"}
 
 
 def refine(
@@ -50,17 +47,10 @@ def refine(
     from anchor3r.pipeline.refine import refine_map
 
     choices = LoopChoices(accept=tuple(accept_loop), reject=tuple(reject_loop), redo=redo_loops)
-    with refining_progress() as show:
+    with stages("refining") as show:
         summary = refine_map(folder, settings, name=name, choices=choices, progress=show)
     print(_in_words(summary))
     return summary
-
-
-@contextmanager
-def refining_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Shows how far each stage of a refinement has come: `show(stage, done, total)`."""
-    with progress("refining", None, "") as advance:
-        yield lambda stage, done, total: advance(done, _STAGES.get(stage, stage), total)
 
 
 def _priors_in_words(summary: dict[str, Any]) -> list[str]:

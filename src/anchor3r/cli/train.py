@@ -18,7 +18,7 @@ from anchor3r.model import TINY_WEIGHTS
 if TYPE_CHECKING:
     from anchor3r.training.data import SequenceSet
     from anchor3r.training.recipes import Recipe
-    from anchor3r.training.trainer import Progress
+    from anchor3r.training.trainer import TrainingProgress
 
     Sets = tuple[tuple[SequenceSet, float], ...]
 
@@ -218,7 +218,7 @@ def _run(recipe: Recipe, out: Path, machine: MachineOptions, *, resume: bool) ->
             return
         with progress("training", recipe.steps, "steps") as advance:
 
-            def show(now: Progress) -> None:
+            def show(now: TrainingProgress) -> None:
                 skipped = f", {now.skipped} skipped" if now.skipped else ""
                 advance(now.step, f"loss {now.loss:.3f}, {now.frames_per_s:.0f} frames/s{skipped}")
 

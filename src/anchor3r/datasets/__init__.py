@@ -3,7 +3,7 @@
 from anchor3r.datasets.aria_synthetic import AriaSynthetic
 from anchor3r.datasets.blendedmvs import BlendedMvs
 from anchor3r.datasets.co3d import Co3d
-from anchor3r.datasets.dataset import Card, DataSet, Picture, Recording, SequenceTable
+from anchor3r.datasets.dataset import Card, DataSet, Picture, RecordedSequence, SequenceTable
 from anchor3r.datasets.dl3dv import Dl3dv
 from anchor3r.datasets.files import Files, open_files
 from anchor3r.datasets.hypersim import HyperSim
@@ -28,4 +28,13 @@ DATA_SETS: dict[str, DataSet] = {
 }  # fmt: skip
 """In the order of the paper."""
 
-__all__ = ["DATA_SETS", "Card", "DataSet", "Files", "Picture", "Recording", "SequenceTable", "open_files"]
+__all__ = [
+    "DATA_SETS",
+    "Card",
+    "DataSet",
+    "Files",
+    "Picture",
+    "RecordedSequence",
+    "SequenceTable",
+    "open_files",
+]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.datasets.dataset import Recording
+from anchor3r.datasets.dataset import RecordedSequence
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole, rotation_angle, so3_exp
 from anchor3r.sources.frame import Frame
@@ -102,7 +102,7 @@ Hypothesis = Callable[[Pair], tuple[_View, _View]]
 
 
 def check_recordings(
-    recordings: list[Recording], *, pairs_each: int = 6, seed: int = 0
+    recordings: list[RecordedSequence], *, pairs_each: int = 6, seed: int = 0
 ) -> tuple[CheckResult, list[Pair]]:
     """Warps pairs of neighbouring frames of each recording."""
     rng = np.random.default_rng(seed)
@@ -143,7 +143,7 @@ def _blamed(given: NDArray[Any], errors: dict[str, NDArray[Any]]) -> str | None:
     return name if better and (errors[name] < given).mean() >= MOST_PAIRS else None
 
 
-def _pairs(recording: Recording, count: int, rng: np.random.Generator) -> list[Pair]:
+def _pairs(recording: RecordedSequence, count: int, rng: np.random.Generator) -> list[Pair]:
     """Random frames with a neighbour: in time where there is an order, otherwise in place and direction."""
     known = np.flatnonzero(recording.table.known()).tolist()
     poses = [SE3(matrix[:, :3], matrix[:, 3]) for matrix in recording.table.camera_from_world[known]]

@@ -204,7 +204,7 @@ def _keep_known(depth: Array, out: Array) -> None:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedSequence:
     """A sequence that can be read: `read` decodes a frame, `poses` decodes none."""
 
     dataset: DataSet

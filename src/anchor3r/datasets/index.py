@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from anchor3r.datasets.dataset import DataSet, Recording, SequenceTable
+from anchor3r.datasets.dataset import DataSet, RecordedSequence, SequenceTable
 from anchor3r.datasets.files import Files, open_files
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.inputs import DAMAGED, decoding, text_lines
@@ -61,17 +61,17 @@ class SetIndex:
     def name(self) -> str:
         return self.dataset.card.name
 
-    def recording(self, name: str) -> Recording:
+    def recording(self, name: str) -> RecordedSequence:
         """A sequence, ready to be read; those used last are kept."""
         return _recording(self.dataset, self.root, self.folder, name)
 
 
 @lru_cache(maxsize=64)
-def _recording(dataset: DataSet, root: Path, folder: Path, name: str) -> Recording:
+def _recording(dataset: DataSet, root: Path, folder: Path, name: str) -> RecordedSequence:
     path = _table_path(folder, name)
     with decoding(f"the index of a data set in {folder}", "remove that folder, and it is made anew"):
         table = load_table(path.read_bytes(), name)
-    return Recording(dataset, _opened(root), table, folder / "overlaps" / f"{path.stem}.npy")
+    return RecordedSequence(dataset, _opened(root), table, folder / "overlaps" / f"{path.stem}.npy")
 
 
 @lru_cache(maxsize=32)
@@ -140,7 +140,7 @@ def _look_at(dataset: DataSet, files: Files, folder: Path, name: str) -> dict[st
             raise Anchor3RError(
                 f"only {len(posed)} of {len(table)} frames have an image, a camera and a pose"
             )
-        frame = Recording(dataset, files, table).read(int(posed[0]))
+        frame = RecordedSequence(dataset, files, table).read(int(posed[0]))
     except _UNREADABLE as error:
         return {"name": name, "error": f"{name}: {error}"}
     path = _table_path(folder, name)

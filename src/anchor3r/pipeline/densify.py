@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
@@ -30,14 +30,12 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
 from anchor3r.pipeline.depth_views import DepthViews, ImageReader
 from anchor3r.pipeline.fusing import fuse_map
-from anchor3r.pipeline.settings import DensifySettings, FuseSettings
+from anchor3r.pipeline.settings import DensifySettings, FuseSettings, Progress, unwatched
 from anchor3r.sources import Source
 from anchor3r.store import Map, MapWriter, best_poses, load_map
 from anchor3r.store.fused import pose_checksum
 from anchor3r.threads import chosen_threads, limited_threads
 
-Progress = Callable[[str, int, int], None]
-"""Told of a stage, what of it is done and how much there is."""
 _MIN_SIDE = 24
 """Pixels below which an image holds too few windows."""
 
@@ -61,7 +59,7 @@ def densify_map(
     settings: DensifySettings | None = None,
     *,
     config: DensifyConfig | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Measures the depth of a map's keyframes, keeps it in the map, and returns a summary (JSON).
 

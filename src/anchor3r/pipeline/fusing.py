@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,14 +20,12 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.io.mesh import WaitingMesh, vertex_records, waiting_mesh
 from anchor3r.io.scratch import ScratchRecords
-from anchor3r.pipeline.settings import Depths, FuseSettings
+from anchor3r.pipeline.settings import Depths, FuseSettings, Progress, unwatched
 from anchor3r.store import Map, MapWriter, best_poses, load_map
 from anchor3r.store.fused import FUSED, pose_checksum
 from anchor3r.threads import chosen_threads
 from anchor3r.trajectory import FramePose, Trajectory
 
-Progress = Callable[[str, int, int], None]
-"""Told of a stage, what of it is done and how much there is."""
 _SAMPLED_VIEWS = 50
 """Depth images that the size of a voxel follows from, evenly chosen from more."""
 
@@ -81,7 +79,7 @@ def fuse_map(
     folder: Path | str,
     settings: FuseSettings | None = None,
     *,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Fuses the depths of a map into a surface beside it, MAP/fused.ply, and returns a summary (JSON).
 

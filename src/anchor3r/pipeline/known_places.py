@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import numpy as np
@@ -11,6 +11,7 @@ from anchor3r.loops.descriptors import GRADIENTS, PLACES, TOKENS
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits
+from anchor3r.pipeline.settings import Progress
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import ONLINE, Loop, Map, MapWriter
 from anchor3r.store.localising import (
@@ -21,8 +22,6 @@ from anchor3r.store.localising import (
     places_identity,
 )
 
-Progress = Callable[[str, int, int], None]
-"""Told of a stage, what of it is done and how much there is."""
 _REMEMBERED = 256
 """Keyframes whose features are kept in memory."""
 

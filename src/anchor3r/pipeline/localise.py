@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,13 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import Pinhole
 from anchor3r.io.files import check_output, replacing
 from anchor3r.io.trajectories import write_covariance, write_tum
+from anchor3r.pipeline.settings import Progress, unwatched
 from anchor3r.places.localiser import Localisation
 from anchor3r.sources import Frame, Source
 from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.store.localising import MapLocaliser, describe_frame, place_frames_of, places_identity
 from anchor3r.trajectory import Trajectory
 
-Progress = Callable[[str, int, int | None], None]
-"""Told of a stage, what of it is done and how much there is, if that is known."""
 _COLUMNS = "frame,timestamp_s,found,refusal,inliers,matches,log10_chance,component,position_sigma,keyframe"
 
 
@@ -37,7 +35,7 @@ class LocaliseSettings:
     of another shape they need a stated one."""
 
 
-def keep_places(folder: Path | str, progress: Progress = lambda stage, done, total: None) -> int:
+def keep_places(folder: Path | str, progress: Progress = unwatched) -> int:
     """Describes the keyframes of a map that have no features yet and keeps them; how many those were."""
     with load_map(folder) as scene_map:
         frames = place_frames_of(scene_map)
@@ -61,7 +59,7 @@ def localise_images(
     out: Path | str,
     settings: LocaliseSettings | None = None,
     *,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Writes the poses of images in a map (TUM), beside it their covariances and a table of all images.
 

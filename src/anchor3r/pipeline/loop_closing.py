@@ -27,7 +27,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.pipeline.loop_jobs import JOB, Camera, Event, LoopClosingConfig, LoopWorker, Progress, Thinned
+from anchor3r.pipeline.loop_jobs import (
+    JOB,
+    Camera,
+    Event,
+    LoopClosingConfig,
+    LoopWorker,
+    StreamSoFar,
+    Thinned,
+)
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import Predictor
@@ -43,7 +51,7 @@ none takes three."""
 class _Job:
     """One that is at work, or done and not applied yet."""
 
-    seen: Progress
+    seen: StreamSoFar
     due: int
     """Number of the frame, from one on, with which its result is applied."""
     result: Future[LoopClosing]
@@ -109,7 +117,7 @@ class LoopCloser:
         """Starts a job on the map as it is; everything observed must have been committed."""
         self._begin(self._now())
 
-    def _begin(self, seen: Progress) -> None:
+    def _begin(self, seen: StreamSoFar) -> None:
         result = self._thread.submit(self._worker.run, seen)
         self._jobs.append(_Job(seen, seen.num_frames + self.config.latency, result))
 
@@ -133,12 +141,14 @@ class LoopCloser:
         cameras = json.loads(state["cameras"].tobytes()) if state else {}
         self._cameras = {int(job): camera for job, camera in cameras.items()}
 
-    def _now(self) -> Progress:
+    def _now(self) -> StreamSoFar:
         most = self.config.max_new_keyframes
         new, self._keyframes = self._keyframes[:most], self._keyframes[most:]
         job = self._num_frames // self.config.interval
         windows = list(self._windows.entries)
-        return Progress(job, self._num_frames, len(self._rows), windows, new, self._is_free, self._camera())
+        return StreamSoFar(
+            job, self._num_frames, len(self._rows), windows, new, self._is_free, self._camera()
+        )
 
     def rebuild(self, scene_map: Map, last_frame: int) -> OnlineCorrection | None:
         """Takes the state after `last_frame` from the map, and starts the job that was at work then.
@@ -148,7 +158,7 @@ class LoopCloser:
         loops: dict[int, list[Event]] = {}
         for loop, groups in scene_map.measured_loops(self._search):
             loops.setdefault(int(loop.figures[JOB]), []).append((loop, groups))
-        started: list[Progress] = []
+        started: list[StreamSoFar] = []
         for poses, edges, descriptor in scene_map.stream(last_frame):
             if self.observe(poses, edges, descriptor):
                 started.append(self._now())

@@ -1,6 +1,6 @@
 """What the second thread of a mapping run does about loops, job by job: look, measure, judge, correct.
 
-A job gets what the stream had brought when it started (`Progress`), and nothing else decides what comes of
+A job gets what the stream had brought when it started (`StreamSoFar`), and nothing else decides what comes of
 it. Keyframes are recognised by their features, whose matches measure too; of a predictor that gives no depths
 they are compared by descriptors, and its windows measure.
 """
@@ -20,25 +20,19 @@ from anchor3r.loops.descriptors import GRADIENTS, PlaceDescriptor, load_descript
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.loops.reinsertion import Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits, retrieve
+from anchor3r.pipeline.solving import STATE_OF_VERDICT
 from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.places.localiser import Lens, PosedKeyframes
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.pose_graph.online_loops import OnlineLoopConfig, close_online
-from anchor3r.pose_graph.verification import Verdict
 from anchor3r.predictors.interface import Predictor
-from anchor3r.store import Loop, LoopClosing, LoopState, Map, load_map
+from anchor3r.store import Loop, LoopClosing, Map, load_map
 from anchor3r.store.camera import estimated_camera
 from anchor3r.store.localising import describe_frame
 from anchor3r.trajectory import Trajectory
 
 JOB = "job"
 """Among a loop's figures: the number of the job that measured it."""
-_STATES = {
-    Verdict.SUPPORTED: LoopState.SUPPORTED,
-    Verdict.FITS: LoopState.FITS,
-    Verdict.SCATTERED: LoopState.SCATTERED,
-    Verdict.CONTRADICTED: LoopState.CONTRADICTED,
-}
 ROW_SIZE = 15
 """Numbers of a pose: frame, component, log scale, rotation, centre."""
 Camera = dict[str, Any] | None
@@ -114,7 +108,7 @@ class Thinned(Generic[Entry]):
 
 
 @dataclass(frozen=True)
-class Progress:
+class StreamSoFar:
     """What the stream had brought when a job started."""
 
     job: int
@@ -154,13 +148,13 @@ class LoopWorker:
         if self._map is not None:
             self._map.close()
 
-    def recall(self, seen: Progress, measured: list[Event]) -> None:
+    def recall(self, seen: StreamSoFar, measured: list[Event]) -> None:
         """Takes over what a job of an earlier run did."""
         self._describe(seen)
         self._take(measured)
         self._is_judged_now(seen)
 
-    def run(self, seen: Progress) -> LoopClosing:
+    def run(self, seen: StreamSoFar) -> LoopClosing:
         """One job."""
         odometry = self._odometry(seen.num_poses)
         described = self._describe(seen)
@@ -180,7 +174,7 @@ class LoopWorker:
             self._events.add(event)
         self._has_unjudged |= bool(new)
 
-    def _is_judged_now(self, seen: Progress) -> bool:
+    def _is_judged_now(self, seen: StreamSoFar) -> bool:
         """Whether this job judges: there is something new, and it has been long enough."""
         if not self._has_unjudged or seen.num_frames < self._judges_from:
             return False
@@ -189,7 +183,7 @@ class LoopWorker:
         self._judges_from = seen.num_frames + (0 if is_small else self._config.judgement_interval)
         return True
 
-    def _closed(self, told: LoopClosing, seen: Progress, odometry: Trajectory) -> LoopClosing:
+    def _closed(self, told: LoopClosing, seen: StreamSoFar, odometry: Trajectory) -> LoopClosing:
         """With all events judged and the correction that they ask for."""
         events = self._events.entries
         closed = close_online(
@@ -198,13 +192,13 @@ class LoopWorker:
         )  # fmt: skip
         judged = []
         for k, (loop, groups) in enumerate(events):
-            now = replace(loop, state=_STATES[closed.verdicts[k]])
+            now = replace(loop, state=STATE_OF_VERDICT[closed.verdicts[k]])
             if now.state is not loop.state:
                 judged.append(now)
                 events[k] = now, groups
         return replace(told, judged=judged, correction=closed.correction)
 
-    def _describe(self, seen: Progress) -> list[PlaceKeyframe]:
+    def _describe(self, seen: StreamSoFar) -> list[PlaceKeyframe]:
         """Takes the new keyframes; their features."""
         described = []
         for frame, tokens in seen.new_keyframes:
@@ -255,7 +249,7 @@ class _ByPlaces:
             self._search.thin()
         return place
 
-    def events(self, seen: Progress, odometry: Trajectory) -> list[Event]:
+    def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
         """Of the new keyframes with the places that they recognise, one each."""
         frames = np.array(self._keyframes.entries, np.int64)
         new = np.flatnonzero(np.isin(frames, [frame for frame, _ in seen.new_keyframes]))
@@ -286,7 +280,7 @@ class _ByPlaces:
                 return event
         return None
 
-    def _posed(self, seen: Progress, odometry: Trajectory) -> PosedKeyframes:
+    def _posed(self, seen: StreamSoFar, odometry: Trajectory) -> PosedKeyframes:
         assert odometry.component is not None
         assert odometry.log_scale is not None
         camera, lens = self._camera(seen, odometry.frames)
@@ -300,7 +294,7 @@ class _ByPlaces:
             read=self._place,
         )
 
-    def _camera(self, seen: Progress, frames: NDArray[np.int64]) -> tuple[Pinhole, Lens]:
+    def _camera(self, seen: StreamSoFar, frames: NDArray[np.int64]) -> tuple[Pinhole, Lens]:
         """What is known of the camera as the job starts."""
         if (found := seen.camera) is not None and "cx" in found:
             size = int(found["width"]), int(found["height"])
@@ -344,7 +338,7 @@ class _ByWindows:
             descriptor = self._descriptor.describe(self._scene_map().frame(frame).image)
         self._keyframes.add((frame, descriptor))
 
-    def events(self, seen: Progress, odometry: Trajectory) -> list[Event]:
+    def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
         """Of the places that look most alike, with the new keyframes."""
         matches = self._matches(seen, odometry)
         if not matches:
@@ -357,7 +351,7 @@ class _ByWindows:
         )  # fmt: skip
         return [reinsertion.measure(-1, query, match, similarity) for query, match, similarity in matches]
 
-    def _matches(self, seen: Progress, odometry: Trajectory) -> list[tuple[int, int, float]]:
+    def _matches(self, seen: StreamSoFar, odometry: Trajectory) -> list[tuple[int, int, float]]:
         """(query, match, similarity) of places that look most alike, of the new keyframes."""
         config, keyframes = self._config, self._keyframes.entries
         new = {frame for frame, _ in seen.new_keyframes}
@@ -384,10 +378,10 @@ class _ByWindows:
             (int(names[found.query[k]]), int(names[found.match[k]]), float(found.similarity[k])) for k in best
         ]
 
-    def _window(self, seen: Progress) -> int:
+    def _window(self, seen: StreamSoFar) -> int:
         return self._ready_predictor(seen).window
 
-    def _ready_predictor(self, seen: Progress) -> Predictor:
+    def _ready_predictor(self, seen: StreamSoFar) -> Predictor:
         if self._predictor is None:
             self._predictor = self._load()
         if seen.camera is not None:

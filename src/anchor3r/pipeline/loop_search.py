@@ -27,7 +27,7 @@ from anchor3r.loops.places import PlaceConfig
 from anchor3r.loops.reinsertion import FrameReader, Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, retrieve
 from anchor3r.pipeline.known_places import best_descriptor, keep_features, known_places
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.settings import Progress, RefineSettings
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.predictors.interface import Predictor
 from anchor3r.store import Loop, LoopState, Map, MapWriter
@@ -37,8 +37,6 @@ LOOPS_CSV = "loops.csv"
 _COLUMNS = ("event", "query", "match", "accepted", "reason")
 MERGE = "merge"
 """In the identity of a search: it holds what parts of a merged map have in common, and their own loops."""
-Progress = Callable[[str, int, int], None]
-"""Told of a stage, what of it is done and how much there is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ and joins two maps only where several of them measure the same.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import combinations, pairwise
@@ -26,7 +26,7 @@ from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.pipeline.known_places import keep_features
 from anchor3r.pipeline.loop_search import MERGE
 from anchor3r.pipeline.refine import refine_map
-from anchor3r.pipeline.settings import RefineSettings
+from anchor3r.pipeline.settings import Progress, RefineSettings, unwatched
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import OFFLINE, ONLINE, Loop, Map, MapWriter, StoreConfig, load_map
 from anchor3r.store.camera import common_camera
@@ -36,8 +36,6 @@ from anchor3r.store.parts import PARTS_KEY, MapPart, part_of
 from anchor3r.store.rows import CONFIDENCE_KEY
 from anchor3r.trajectory import Trajectory
 
-Progress = Callable[[str, int, int], None]
-"""Told of a stage, what of it is done and how much there is."""
 Int = NDArray[np.int64]
 _LEAST_BLOCK = 1000
 """Numbers that a part has for its frames at least; more, by factors of ten, if it needs them."""
@@ -55,7 +53,7 @@ def merge_maps(
     out: Path | str,
     config: PlaceConfig | None = None,
     *,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Makes one map of several maps of one place, and returns a summary (JSON).
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import sqrt
@@ -25,7 +24,7 @@ from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.extras import export_library
 from anchor3r.pipeline.importing import ImportedPoses, ImportSettings, PairedPoses
 from anchor3r.pipeline.mapping import MappingRun
-from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pipeline.settings import MapSettings, Progress, unwatched
 from anchor3r.pose_graph.online_placement import OnlinePlacementConfig
 from anchor3r.predictors.confidence import TOLERANCE
 from anchor3r.predictors.features.config import FeaturesConfig
@@ -49,9 +48,6 @@ _STRAY_FOCAL, _STRAY_RADIAL = 0.15, 0.5
 EXIF is mostly right to some percent, and no common lens bends by more."""
 _JUDGED_VIEWS = 8
 """Views of a point whose rays are compared: the widest angle of these says how sure its depth is."""
-
-Progress = Callable[[str, int, int], None]
-"""Told the stage, how far it has come, and of how much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ def map_photos(
     settings: MapSettings | None = None,
     *,
     overwrite: bool = False,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Maps photographs in no order into the folder `out` and returns a summary (JSON).
 

@@ -26,13 +26,12 @@ from anchor3r.pipeline.loop_search import (
     LoopChoices,
     LoopSearch,
     LoopSearchConfig,
-    Progress,
     StageClock,
     merge_search,
     with_choices,
     write_loops_csv,
 )
-from anchor3r.pipeline.settings import Method, RefineSettings
+from anchor3r.pipeline.settings import Method, Progress, RefineSettings, unwatched
 from anchor3r.pipeline.solving import Solution, insist_on_start, solve
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
@@ -53,7 +52,7 @@ def refine_map(
     predictor: Callable[[], Predictor] | None = None,
     read_frame: FrameReader | None = None,
     choices: LoopChoices | None = None,
-    progress: Progress = lambda stage, done, total: None,
+    progress: Progress = unwatched,
 ) -> dict[str, Any]:
     """Refines a map in place and returns a summary (JSON).
 

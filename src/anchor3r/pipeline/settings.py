@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,12 @@ Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 Depths = Literal["measured", "predicted"]
 OnlineLoops = Literal["online", "off"]
+Progress = Callable[[str, int, int | None], None]
+"""Told which stage the work is at, how much of it is done, and of how much; None where that is not known."""
+
+
+def unwatched(stage: str, done: int, total: int | None) -> None:
+    """The progress of work that nobody watches."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ _FIGURES = (
     "rotation_error_deg", "translation_error", "log_scale_error", "chi_square", "excess",
 )  # fmt: skip
 """Of a verdict, what goes into the map."""
-_STATES = {
+STATE_OF_VERDICT = {
     Verdict.SUPPORTED: LoopState.SUPPORTED,
     Verdict.FITS: LoopState.FITS,
     Verdict.SCATTERED: LoopState.SCATTERED,
@@ -157,7 +157,7 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     if verdict is None:
         return loop
     figures = {name: float(getattr(verdict, name)) for name in _FIGURES}
-    state = _STATES.get(verdict.verdict, loop.state)
+    state = STATE_OF_VERDICT.get(verdict.verdict, loop.state)
     return replace(loop, state=state, figures={**loop.figures, **figures})
 
 

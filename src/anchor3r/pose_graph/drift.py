@@ -21,12 +21,12 @@ from anchor3r.geometry import SE3, so3_log
 from anchor3r.kernels import kernel
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.topology import Topology, components_of
+from anchor3r.robust import MEDIAN_NORM_3
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
 
 _LEAST_NOISE = np.array([np.radians(0.01), 1e-3])  # of a window whose edges fit exactly and promise nothing
-_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
 
 
 class WindowNoise(NamedTuple):
@@ -69,8 +69,8 @@ def window_noise(edges: Edges, topology: Topology, odometry: SE3, *, is_free: bo
     measured = SE3(edges.rotation[longest], edges.translation[longest])
     missed = measured.inverse() @ (odometry[i] @ odometry[t].inverse())
     found = [
-        float(np.median(np.linalg.norm(so3_log(missed.rotation), axis=-1))) / _MEDIAN_NORM_3,
-        float(np.median(np.linalg.norm(missed.translation, axis=-1) / length)) / _MEDIAN_NORM_3,
+        float(np.median(np.linalg.norm(so3_log(missed.rotation), axis=-1))) / MEDIAN_NORM_3,
+        float(np.median(np.linalg.norm(missed.translation, axis=-1) / length)) / MEDIAN_NORM_3,
     ]
     known = np.flatnonzero(edges.select(longest).has_information())
     if len(known):

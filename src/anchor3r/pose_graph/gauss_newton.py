@@ -63,7 +63,7 @@ class PoseProblem:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Minimisation:
     """How a minimisation went."""
 
     status: Status
@@ -82,7 +82,7 @@ def minimise(
     *,
     max_iterations: int,
     relative_tolerance: float,
-) -> tuple[PoseState, Outcome]:
+) -> tuple[PoseState, Minimisation]:
     """Steps until the cost falls by less than relative_tolerance of itself.
 
     reestimate(state) is asked for the model of the errors after every step; None says that it has not
@@ -112,7 +112,7 @@ def minimise(
             model = _Model(problem, model.state, changed)
         elif (gain < relative_tolerance and damping == 0) or model.cost <= exact:
             status = Status.CONVERGED
-    return model.state, Outcome(status, iterations, inner, initial_cost, model.cost)
+    return model.state, Minimisation(status, iterations, inner, initial_cost, model.cost)
 
 
 def cost_at(problem: PoseProblem, state: PoseState, errors: ErrorModel) -> float:

@@ -31,7 +31,7 @@ from anchor3r.pose_graph.drift import WindowNoise, independent_rotation_rate, wi
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
     ErrorModel,
-    Outcome,
+    Minimisation,
     PoseProblem,
     cost_at,
     minimise,
@@ -69,7 +69,7 @@ from anchor3r.pose_graph.verification import EventVerdicts, Verification, verify
 _FEW = 3  # edges of an event, of which two can outvote one
 _HOPELESS = 10.0
 """A start that costs so many times what another one has led to is not tried: it lies in another valley."""
-_NOT_RUN = Outcome(Status.MAX_ITERATIONS, 0, 0, np.nan, np.nan)
+_NOT_RUN = Minimisation(Status.MAX_ITERATIONS, 0, 0, np.nan, np.nan)
 _NEAR = 100
 """Frames that ties of scales span which windows and the walk make; those of loops span more."""
 _EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
@@ -298,7 +298,7 @@ class _Refinement:
         )
         self._used = edges.weight > 0
 
-    def run(self, starts: list[PoseState], *, is_start: bool = False) -> tuple[PoseState, Outcome]:
+    def run(self, starts: list[PoseState], *, is_start: bool = False) -> tuple[PoseState, Minimisation]:
         """Minimises from the start that costs least; if there are no outliers, from the next ones too.
 
         is_start: only chooses the start, for `place` to go on from.
@@ -328,7 +328,7 @@ class _Refinement:
             order = order[:1]
         else:
             tolerance *= 1e-5
-        best: tuple[PoseState, Outcome] | None = None
+        best: tuple[PoseState, Minimisation] | None = None
         for k in order:
             if best is not None and costs[k] > _HOPELESS * best[1].cost:
                 break
@@ -341,7 +341,7 @@ class _Refinement:
         assert best is not None
         return best
 
-    def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> tuple[Placed, Outcome]:
+    def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> tuple[Placed, Minimisation]:
         """Goes on from a state that `run` gave, with priors. alone: what windows alone say."""
         config, known = self._config, known.in_rows(self.topology.frames)
         drift = self._measured_drift(alone, known)
@@ -353,7 +353,7 @@ class _Refinement:
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
-        outcomes: list[Outcome] = []
+        outcomes: list[Minimisation] = []
 
         def problem_of(system: PriorSystem) -> PoseProblem:
             return PoseProblem(

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.gauss_newton import ErrorModel
 from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState, error_lengths, squared_errors
+from anchor3r.robust import MEDIAN_NORM_3
 
-_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
 MEDIAN_CHI_SQ_6 = 5.348
 """Median of a sum of six squared unit Gaussians: what the squared error of an honest edge is about."""
 _LENGTH_FLOOR = 0.1  # of the median length
@@ -158,4 +158,4 @@ def _thinned(index: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _spread(lengths: Float) -> float:
-    return max(float(np.median(lengths)) / _MEDIAN_NORM_3, _LEAST)
+    return max(float(np.median(lengths)) / MEDIAN_NORM_3, _LEAST)

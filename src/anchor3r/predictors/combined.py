@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,9 @@ from anchor3r.geometry import SE3, Pinhole
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.network.predictor import NetworkPredictor, SeenFrame
-from anchor3r.predictors.window_scales import Depths, Scales, compare_depths
+from anchor3r.predictors.window_scales import Depths, StreamScales, compare_depths
 from anchor3r.predictors.windows import (
-    Waiting,
+    WaitingFrame,
     agreement,
     as_waiting,
     inflated,
@@ -41,8 +41,6 @@ from anchor3r.predictors.windows import (
 from anchor3r.robust import Estimate
 from anchor3r.snapshots import from_arrays, part, prefixed, to_arrays
 from anchor3r.sources.frame import Frame
-
-_PINHOLE = tuple(entry.name for entry in fields(Pinhole))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +85,7 @@ class CombinedConfig:
 
 
 _FEATURES, _NETWORK = 0, 1
-"""Rows of `Scales`."""
+"""Rows of `StreamScales`."""
 
 
 @dataclass
@@ -96,11 +94,11 @@ class _State:
 
     recent: list[SeenFrame] = field(default_factory=list)
     """the last frames, oldest first"""
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[WaitingFrame] = field(default_factory=list)
     """frames without a pose, which the start of the first map may still name, oldest first"""
     with_points: list[int] = field(default_factory=list)
     """frames that the network has answered for, of those that the start of a map may still name"""
-    scales: Scales = field(default_factory=Scales)
+    scales: StreamScales = field(default_factory=StreamScales)
     has_scale: bool = False
     """whether a window with a scale has been answered"""
     is_related: bool = False
@@ -210,8 +208,7 @@ class CombinedPredictor(Predictor):
         camera = None if frame.intrinsics is not None else self._features.estimated_camera()
         if camera is None or not camera["determined"] or "cx" not in camera:
             return frame
-        fx, fy, cx, cy, width, height = (float(camera[name]) for name in _PINHOLE)
-        return replace(frame, intrinsics=Pinhole(fx, fy, cx, cy, int(width), int(height)))
+        return replace(frame, intrinsics=Pinhole.from_named(camera))
 
     def _is_weak(self, measured: WindowPrediction) -> bool:
         """Whether `features` is not sure of its scale."""
@@ -292,12 +289,12 @@ class CombinedPredictor(Predictor):
             if not self._features.is_running:
                 return replace(measured, measured_by=self._features.name)
             if not state.is_related:  # of a world of its own
-                state.scales, state.is_related = Scales(), True
+                state.scales, state.is_related = StreamScales(), True
             return self._by_features(measured, None)
         state.unanswered_frames += 1
         if state.unanswered_frames >= self._config.patience:
             self._rest()
-            state.scales, state.has_scale, state.unanswered_frames = Scales(), False, 0
+            state.scales, state.has_scale, state.unanswered_frames = StreamScales(), False, 0
             state.recent, state.waiting, state.depths = [], [], None
         return measured
 
@@ -351,7 +348,7 @@ class CombinedPredictor(Predictor):
         """The network's window in the stream's scale, with the frames that it now has to answer for."""
         state = self._state
         if not state.has_scale:
-            state.scales = Scales()
+            state.scales = StreamScales()
         sigma = state.scales.ratio_sigma if state.has_scale and not state.has_network_answered else None
         window = with_waiting(inflated(window, state.network_excess), state.waiting)
         window = replace(window, descriptor=None)

@@ -17,7 +17,7 @@ _UNKNOWN = 1e4
 
 
 @dataclass
-class Scales:
+class StreamScales:
     """Logarithms of the scales of `features` and of the network over that of the stream."""
 
     mean: Array = field(default_factory=lambda: np.zeros(2))

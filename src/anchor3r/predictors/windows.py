@@ -26,7 +26,7 @@ _MIN_DEPTH = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class WaitingFrame:
     """A frame that nobody has answered for, as the network's stream sees it."""
 
     frame: int
@@ -76,7 +76,7 @@ def inflated(window: WindowPrediction, excess: float) -> WindowPrediction:
     )
 
 
-def as_waiting(window: WindowPrediction, seen: SeenFrame, excess: float) -> Waiting:
+def as_waiting(window: WindowPrediction, seen: SeenFrame, excess: float) -> WaitingFrame:
     """What is remembered of the network's window of a frame that waits; it errs more than it states by that
     factor."""
     assert window.points_in_anchor is not None
@@ -91,7 +91,7 @@ def as_waiting(window: WindowPrediction, seen: SeenFrame, excess: float) -> Wait
         covariance = _covariance(window)[newest] * excess**2
     height, width = window.points_confidence.shape
     colours = cv2.resize(seen.image, (width, height), interpolation=cv2.INTER_AREA)
-    return Waiting(
+    return WaitingFrame(
         frame=window.anchor,
         before=before,
         rotation=rotation,
@@ -113,7 +113,7 @@ def _covariance(window: WindowPrediction) -> Array:
     return np.array(spread).reshape(-1, 6, 6)
 
 
-def with_waiting(window: WindowPrediction, waiting: Sequence[Waiting]) -> WindowPrediction:
+def with_waiting(window: WindowPrediction, waiting: Sequence[WaitingFrame]) -> WindowPrediction:
     """The window with all frames that waited among its members: those that it does not name itself are
     related to it one by one, each through the one after it."""
     if not waiting:

@@ -38,14 +38,14 @@ class RenderSettings:
 
 def render_map(folder: Path | str, out: Path | str, settings: RenderSettings | None = None) -> str:
     """Draws a map into a PNG file, with its path and ground truth, and says what is in it."""
-    from anchor3r.report.picture import View, scenes_of, write_picture
+    from anchor3r.report.picture import PictureView, scenes_of, write_picture
 
     settings = settings or RenderSettings()
     check_output(out)
     with load_map(folder) as scene_map, scene_map.frozen():
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         scenes = scenes_of(scene_map, poses, min_confidence=settings.confidence)
-        write_picture(Path(out), scenes, view=View(settings.view), size=settings.size)
+        write_picture(Path(out), scenes, view=PictureView(settings.view), size=settings.size)
     count = sum(len(scene.points) for scene in scenes)
     titles = [f"\n  {scene.title.replace(chr(10), '; ')}" for scene in scenes if scene.title]
     return f"{count} points of {folder} ({poses} poses){''.join(titles)}"

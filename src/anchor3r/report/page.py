@@ -28,7 +28,7 @@ from anchor3r.report.diagnosis import (
     survey_of,
     warnings_of,
 )
-from anchor3r.report.picture import PictureScene, View, picture_png, scenes_of
+from anchor3r.report.picture import PictureScene, PictureView, picture_png, scenes_of
 from anchor3r.report.priors import placement_facts, priors_section
 from anchor3r.store import ONLINE, Loop, Map
 from anchor3r.trajectory import Trajectory, estimated_from_true_world
@@ -125,7 +125,8 @@ def _page(found: _Findings, notice: str) -> str:
         f'<p class="warn">{escape(notice)}</p>' if notice else "",
         _facts(found),
         _warnings(found.warnings),
-        "<h2>The map</h2>" + _image(picture_png(found.scenes, view=View.BOTH, size=PICTURE_SIZE), "png"),
+        "<h2>The map</h2>"
+        + _image(picture_png(found.scenes, view=PictureView.BOTH, size=PICTURE_SIZE), "png"),
         _strip(found),
         "<h2>Over time</h2>" + _charts(_time_charts(found)),
         "<h2>Motion graph</h2>" + _graph(found),

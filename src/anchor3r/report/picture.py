@@ -238,7 +238,7 @@ def _pieces(scene_map: Map, trajectory: Trajectory) -> list[NDArray[np.float64]]
     return [trajectory.center[(label == piece).all(1)] for piece in np.unique(label, axis=0)]
 
 
-class View(StrEnum):
+class PictureView(StrEnum):
     """From where a map is looked at."""
 
     TOP = "top"
@@ -255,19 +255,19 @@ class _Panel:
 
 
 def write_picture(
-    path: Path | str, scenes: Sequence[PictureScene], *, view: View, size: tuple[int, int]
+    path: Path | str, scenes: Sequence[PictureScene], *, view: PictureView, size: tuple[int, int]
 ) -> None:
     """Draws the scenes; `size` is width and height in pixels of the whole picture."""
     with replacing(path) as file:
         file.write(picture_png(scenes, view=view, size=size))
 
 
-def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, int]) -> bytes:
+def picture_png(scenes: Sequence[PictureScene], *, view: PictureView, size: tuple[int, int]) -> bytes:
     """The same as bytes."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    views = [View.TOP, View.PERSPECTIVE] if view is View.BOTH else [view]
+    views = [PictureView.TOP, PictureView.PERSPECTIVE] if view is PictureView.BOTH else [view]
     figure = Figure(figsize=(size[0] / _DPI, size[1] / _DPI), dpi=_DPI, facecolor=BACKGROUND)
     panes = [(scene, one) for one in views for scene in scenes]
     num_columns = len(scenes) if len(scenes) > 1 else len(views) if size[0] >= size[1] else 1
@@ -279,7 +279,7 @@ def picture_png(scenes: Sequence[PictureScene], *, view: View, size: tuple[int, 
         ax = figure.add_axes((*corner, 1 / num_columns, 1 / num_rows))
         panel = _panel(scene, one, pane_size)
         _show(ax, panel, scene)
-        if one is View.TOP and not scene.poses.only_turns():  # else there is no length to compare
+        if one is PictureView.TOP and not scene.poses.only_turns():  # else there is no length to compare
             _scale_bar(ax, panel.camera, scene.metres_per_unit)
         if row == 0:
             ax.text(
@@ -302,11 +302,11 @@ def _wrapped(title: str, pane_width: int) -> str:
     return "\n".join(part for line in title.splitlines() for part in textwrap.wrap(line, longest))
 
 
-def _panel(scene: PictureScene, view: View, size: tuple[int, int]) -> _Panel:
+def _panel(scene: PictureScene, view: PictureView, size: tuple[int, int]) -> _Panel:
     width, height = size[0] * _SUPERSAMPLING, size[1] * _SUPERSAMPLING
     pieces = [piece for pieces in scene.paths.values() for piece in pieces]
     path = np.concatenate([*pieces, scene.cameras.reshape(-1, 3)])  # all that is to be in the picture
-    if view is View.TOP:
+    if view is PictureView.TOP:
         shown = scene.below
         camera = _top_camera(scene, scene.points[shown], path, (width, height))
     else:

@@ -25,10 +25,10 @@ from anchor3r.sources.datasets import TUM_DEPTH_UNITS_PER_M, TumSource, images_i
 from anchor3r.sources.images import DECODING_ERRORS, NOMINAL_RATE_HZ, ImageSequence, read_depth
 from anchor3r.sources.stated_camera import StatedCamera
 from anchor3r.sources.timed_poses import TimedPoses
+from anchor3r.sources.undistortion import FISHEYE_MODELS
 
 EUROC_TRUTHS = ("state_groundtruth_estimate0", "mocap0")
 """Folders of true poses, in order of preference: EuRoC's, and that of TUM-VI in the same layout."""
-_FISHEYE_MODELS = ("equidistant", "kannala_brandt", "fisheye")
 
 ICL_NUIM_CAMERA = Pinhole(481.2, 480.0, 319.5, 239.5, 640, 480)
 """As published, but for the sign of fy: its y axis points up."""
@@ -125,7 +125,7 @@ def _euroc_lens(path: Path, sensor: dict[str, Any], size: tuple[int, int] | None
     intrinsics = (camera.fx, camera.fy, camera.cx, camera.cy)
     if not any(coefficients):
         return StatedCamera(intrinsics=intrinsics)
-    if model in _FISHEYE_MODELS:
+    if model in FISHEYE_MODELS:
         return StatedCamera(intrinsics=intrinsics, fisheye=coefficients)
     if model in ("radial-tangential", "radtan", "plumb_bob"):
         return StatedCamera(intrinsics=intrinsics, distortion=coefficients)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from anchor3r.geometry import Pinhole
 
+FISHEYE_MODELS = ("equidistant", "fisheye", "kannala_brandt")
+"""What recordings and data sets call the one lens of these that is OpenCV's fisheye."""
 Maps = tuple[NDArray[Any], NDArray[Any]]
 """Where the pixels of the ideal image lie in the lens's, as `cv2.remap` takes them."""
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from anchor3r.datasets import DataSet, Recording
+from anchor3r.datasets import DataSet, RecordedSequence
 from anchor3r.datasets.index import MIN_POSED, Entry, SetIndex
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
@@ -195,7 +195,7 @@ class _HeldOut:
 class _WithoutDepth:
     """A sequence whose depth is not used."""
 
-    recording: Recording
+    recording: RecordedSequence
 
     @property
     def num_frames(self) -> int:
@@ -358,7 +358,7 @@ def clip_indices(
     stacked = SE3(np.stack([p.rotation for p in posed]), np.stack([p.translation for p in posed]))
     if not config.ordered:
         measured = None
-        if config.overlap == "depth" and isinstance(sequence, Recording):
+        if config.overlap == "depth" and isinstance(sequence, RecordedSequence):
             measured = sequence.overlap()
         if measured is not None:
             return known[sample_by_overlap(measured, count, rng)]

@@ -52,7 +52,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """How far a run has come, for a progress bar."""
 
     step: int
@@ -87,7 +87,7 @@ class Trainer:
         self._prepare_folder()
         self.journal = Journal(config.out, self.step) if group.is_first else None
 
-    def run(self, on_step: Callable[[Progress], None] | None = None) -> None:
+    def run(self, on_step: Callable[[TrainingProgress], None] | None = None) -> None:
         """Trains; `on_step` is called after every step."""
         recipe, config = self.recipe, self.config
         data = ClipBatches(recipe.data, recipe.clips_per_process, self.group.rank, self.group.count)
@@ -110,7 +110,7 @@ class Trainer:
                 self.save()
                 saved = time.monotonic()
             if on_step:
-                on_step(Progress(self.step, recipe.steps, terms["total"], rate, self.skipped))
+                on_step(TrainingProgress(self.step, recipe.steps, terms["total"], rate, self.skipped))
 
     def _step(self, stream: Iterator[Clips]) -> dict[str, Tensor]:
         """One optimiser step; left out, and counted, where the loss or its gradient is not finite."""

@@ -26,7 +26,7 @@ _NUM_NEIGHBOURS = 5
 
 
 @dataclass
-class Waiting:
+class WaitingImages:
     """What is kept of the images of frames that wait for the map to be initialised, to give them points."""
 
     frames: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -55,7 +55,7 @@ class Odometry:
     map: LocalMap = field(default_factory=LocalMap)
     running: bool = False
     """whether the map is initialised; until then its keyframes are frames waiting for a pose"""
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: WaitingImages = field(default_factory=WaitingImages)
     """the images of those frames; none once it is"""
     first_log_focal: float | None = None
     """log of the focal length that the first map was initialised with; None before that"""

@@ -8,7 +8,7 @@ their points and the camera. An anchor's window are the last keyframes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import cv2
@@ -27,7 +27,7 @@ from anchor3r.predictors.features.depth_completion import (
     on_grid,
 )
 from anchor3r.predictors.features.initialisation import Turned, initialise
-from anchor3r.predictors.features.odometry import Odometry, Waiting, assumed_camera
+from anchor3r.predictors.features.odometry import Odometry, WaitingImages, assumed_camera
 from anchor3r.predictors.features.pose_estimation import pose_frame
 from anchor3r.predictors.features.projection import camera_from, pinhole_of
 from anchor3r.predictors.features.relative_pose import relate_views
@@ -42,8 +42,6 @@ from anchor3r.predictors.interface import (
 )
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources.frame import Frame
-
-_PINHOLE = tuple(field.name for field in fields(Pinhole))
 
 
 class FeaturesPredictor(Predictor):
@@ -145,10 +143,9 @@ class FeaturesPredictor(Predictor):
     def hold_camera(self, camera: Mapping[str, float | bool]) -> bool:
         if "cx" not in camera:  # of a map that says no more than the focal length
             return False
-        fx, fy, cx, cy, width, height = (float(camera[name]) for name in _PINHOLE)
         self.config = replace(
             self.config,
-            intrinsics=Pinhole(fx, fy, cx, cy, int(width), int(height)),
+            intrinsics=Pinhole.from_named(camera),
             radial=(float(camera["k1"]), float(camera["k2"])),
             focal_sigma=0.0, doubted_focal_sigma=0.0, center_sigma=0.0, radial_sigma=0.0,
         )  # fmt: skip
@@ -211,7 +208,7 @@ class FeaturesPredictor(Predictor):
         """Remembers the image of a frame that waits for the map to be initialised, and of no other."""
         odometry = self._odometry
         if odometry.running:
-            odometry.waiting = Waiting()
+            odometry.waiting = WaitingImages()
             return
         rows, columns = grid_size(*grey.shape)
         colours = cv2.resize(frame.image, (columns, rows), interpolation=cv2.INTER_AREA)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from anchor3r.geometry import SE3, Pinhole, rotation_from_quat
 from anchor3r.sources.bags.pixels import decoded_file, decoded_raw
 from anchor3r.sources.stated_camera import StatedCamera
+from anchor3r.sources.undistortion import FISHEYE_MODELS
 
 VIDEOS = {"foxglove.CompressedVideo", "foxglove_msgs/CompressedVideo"}
 """One picture a message too, but most of them can only be decoded after the ones before."""
@@ -27,7 +28,6 @@ POSES = {
     "geometry_msgs/TransformStamped", "foxglove.PoseInFrame", "foxglove.Odometry",
 }  # fmt: skip
 TRANSFORMS = {"tf2_msgs/TFMessage", "tf/tfMessage", "foxglove.FrameTransform", "foxglove.FrameTransforms"}
-_FISHEYE_MODELS = ("equidistant", "fisheye", "kannala_brandt")
 _NS = 1_000_000_000
 
 
@@ -96,7 +96,7 @@ def camera_of(message: Any, *, rectified: bool) -> CameraFacts | None:
     if rectified or not any(d):
         return CameraFacts(pinhole, (), ())
     model = str(message.distortion_model).lower()
-    if model in _FISHEYE_MODELS:
+    if model in FISHEYE_MODELS:
         return CameraFacts(pinhole, (), tuple(d[:4]))
     if model in ("plumb_bob", "rational_polynomial", ""):
         return CameraFacts(pinhole, _trimmed(d), ())
