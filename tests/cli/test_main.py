@@ -53,6 +53,17 @@ def test_every_command_has_help_from_its_types(name: str, capsys: pytest.Capture
     assert f"anchor3r {name}" in capsys.readouterr().out
 
 
+def test_help_breaks_lines_where_the_terminal_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    assert anchor3r("map", "--help") == 0
+    lines = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
+    at = next(k for k, line in enumerate(lines) if line.startswith("stream takes images one after the other"))
+    assert len(lines[at]) > 80
+    assert lines[at + 1].endswith("(default: auto)")
+
+
 def test_the_overview_loads_nothing_heavy() -> None:
     code = (
         "import sys; from anchor3r.cli.main import main; main(['--help']);"

@@ -6,9 +6,11 @@ Exit codes: 0 done, 1 a problem that the message explains, 2 wrong usage, 3 a de
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -197,7 +199,8 @@ def _run(name: str, arguments: Sequence[str]) -> None:
 
     from anchor3r.cli.output import print_json
 
-    command, config = _command(name), (tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone)
+    command = _with_flowing_help(_command(name))
+    config = (tyro.conf.EnumChoicesFromValues, tyro.conf.DisallowNone)
     prog = f"anchor3r {name}"
     if isinstance(command, dict):
         result = tyro.extras.subcommand_cli_from_dict(command, prog=prog, args=arguments, config=config)
@@ -206,6 +209,13 @@ def _run(name: str, arguments: Sequence[str]) -> None:
         result = tyro.cli(command, prog=prog, args=arguments, config=config)
     if result is not None:
         print_json(name, result)
+
+
+def _with_flowing_help(command: Any) -> Any:
+    """The command, with the text of each argument on one line: tyro would break it where the source does."""
+    for function in command.values() if isinstance(command, dict) else [command]:
+        function.__doc__ = re.sub(r"\n {8}", " ", inspect.cleandoc(function.__doc__))
+    return command
 
 
 def _overview() -> str:
