@@ -76,7 +76,8 @@ OPTIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "data": (["data", "check", "tartanair", "in"], ("--sequences", "--pairs", "--seed", "--out")),
 }  # fmt: skip
 WORLDS = ("frames", "width", "height", "horizontal_fov_deg", "samples", "noise", "blur", "kind", "motion", "seed",
-          "texture_folder", "texture_bank", "brightness", "exposure_drift", "unknown")  # fmt: skip
+          "texture_folder", "texture_bank", "brightness", "exposure_drift", "light",
+          "unknown")  # fmt: skip
 OUTPUTS: dict[str, list[str]] = {
     "export-ply": ["export", "map", "--format", "ply", "--out"],
     "export-tum": ["export", "map", "--format", "tum", "--out"],

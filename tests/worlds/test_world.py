@@ -33,6 +33,20 @@ def test_same_seed_same_bytes_in_any_order(kind: str, motion: str) -> None:
     assert not np.array_equal(first.render(0).image, world_of(5, kind=kind, motion=motion).render(0).image)
 
 
+@pytest.mark.parametrize(("kind", "motion"), PAIRS)
+def test_another_light_falls_on_the_same_things(kind: str, motion: str) -> None:
+    own, again, other = (
+        world_of(4, kind=kind, motion=motion, noise=0.0, exposure_drift=0.0, light=light).render(5)
+        for light in (0, 0, 3)
+    )
+    assert np.array_equal(own.image, again.image)
+    assert np.array_equal(own.depth_m, other.depth_m)
+    solid = own.depth_m > 0
+    grey, lit = (rendered.image.mean(2)[solid] for rendered in (own, other))
+    assert np.abs(grey - lit).mean() > 3  # the exposure is metered anew, so that the mean hardly differs
+    assert np.corrcoef(grey, lit)[0, 1] > 0.3
+
+
 @pytest.mark.parametrize(("width", "height", "fov"), [(128, 96, 60.0), (61, 47, 90.0), (310, 94, 81.0)])
 def test_size_and_field_of_view_are_as_asked(width: int, height: int, fov: float) -> None:
     world = world_of(1, width=width, height=height, horizontal_fov_deg=fov)

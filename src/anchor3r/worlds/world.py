@@ -63,6 +63,8 @@ class WorldConfig:
     """Mean grey level aimed at, 0 to 1."""
     exposure_drift: float = 0.15
     """Slow change of the exposure along the path, as a log factor."""
+    light: int = 0
+    """Chooses the weather or the lamps over the same things; 0: those that the seed chooses."""
     texture_bank: int = 0
     """Seed of the bank of textures, which worlds share."""
     texture_folder: Path | None = None
@@ -74,7 +76,8 @@ class WorldConfig:
             raise Anchor3RError(
                 f"no world of kind '{self.kind}' with motion '{self.motion}'; choose from {options}"
             )
-        for name, seed in (("world seed", self.seed), ("texture bank", self.texture_bank)):
+        seeds = {"world seed": self.seed, "texture bank": self.texture_bank, "light": self.light}
+        for name, seed in seeds.items():
             if not 0 <= seed <= LIMITS.seed:
                 raise Anchor3RError(f"{name} is {seed}; give a number from 0 to {LIMITS.seed}")
         pixels = self.width * self.height
@@ -157,9 +160,19 @@ class World:
             blur=config.blur,
             vignetting=config.vignetting,
             noise=config.noise,
-            key=config.seed * 0xD1342543DE82EF95 + index * 0x2545F4914F6CDD1D + 1,
+            key=_noise_key(config, index),
         )
         return render(self.scene, self.camera_from_world[index], self.intrinsics, sensor, config.samples)
+
+
+def _noise_key(config: WorldConfig, index: int) -> int:
+    return (
+        config.seed * 0xD1342543DE82EF95 + config.light * 0x9E3779B97F4A7C15 + index * 0x2545F4914F6CDD1D + 1
+    )
+
+
+def _light(config: WorldConfig) -> Rng | None:
+    return np.random.default_rng([config.seed, 11, config.light]) if config.light else None
 
 
 def make_world(config: WorldConfig) -> World:
@@ -207,7 +220,8 @@ def _make_street(rng: Rng, config: WorldConfig, bank: TextureBank) -> tuple[Scen
     camera_from_world = drive(
         rng, route[round(start / SPACING_M) :], config.frames, rng.uniform(1.2, 2.0), speed_m
     )
-    return street_scene(rng, bank, grid, camera_from_world.center()[:, [0, 2]]), camera_from_world
+    route_m = camera_from_world.center()[:, [0, 2]]
+    return street_scene(rng, bank, grid, route_m, _light(config)), camera_from_world
 
 
 def _make_room(rng: Rng, config: WorldConfig, bank: TextureBank) -> tuple[Scene, SE3]:
@@ -221,7 +235,7 @@ def _make_room(rng: Rng, config: WorldConfig, bank: TextureBank) -> tuple[Scene,
         path = handheld(
             rng, config.frames, middle - reach, middle + reach, rng.uniform(0.01, 0.05), rng.uniform(0.4, 2.2)
         )
-    return room_scene(rng, bank, path.center(), config.motion == "orbit"), path
+    return room_scene(rng, bank, path.center(), config.motion == "orbit", _light(config)), path
 
 
 def _make_open(rng: Rng, config: WorldConfig, bank: TextureBank) -> tuple[Scene, SE3]:
@@ -230,10 +244,10 @@ def _make_open(rng: Rng, config: WorldConfig, bank: TextureBank) -> tuple[Scene,
         target = np.array([0.0, -0.25 * radius * rng.uniform(0.5, 1.2), 0.0])
         heights = (max(0.9, 0.2 * radius), max(1.6, 0.6 * radius))
         path = orbit(rng, config.frames, (radius, radius * rng.uniform(1.05, 1.4)), heights, target)
-        return field_scene(rng, bank, path.center(), target, 0.6 * radius), path
+        return field_scene(rng, bank, path.center(), target, 0.6 * radius, _light(config)), path
     reach = np.array([rng.uniform(0.5, 4.0), rng.uniform(0.1, 0.3), rng.uniform(0.5, 4.0)])
     middle = np.array([0.0, -rng.uniform(1.3, 1.8), 0.0])
     path = handheld(
         rng, config.frames, middle - reach, middle + reach, rng.uniform(0.02, 0.1), rng.uniform(0.4, 2.0)
     )
-    return field_scene(rng, bank, path.center(), None, 0.0), path
+    return field_scene(rng, bank, path.center(), None, 0.0, _light(config)), path

@@ -16,8 +16,18 @@ CLEAR_M = 0.7
 REACH_M = 60.0
 
 
-def field_scene(rng: Rng, bank: TextureBank, path: Array, focus: Array | None, focus_radius: float) -> Scene:
-    """Open ground around camera positions (p, 3), with a heap of things within a radius of `focus` (3,)."""
+def field_scene(
+    rng: Rng,
+    bank: TextureBank,
+    path: Array,
+    focus: Array | None,
+    focus_radius: float,
+    light: Rng | None = None,
+) -> Scene:
+    """Open ground around camera positions (p, 3), with a heap of things within a radius of `focus` (3,).
+
+    light: draws the weather, if not rng.
+    """
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     centre = path[:, [0, 2]].mean(0)
     low, high = centre - 250, centre + 250
@@ -39,7 +49,7 @@ def field_scene(rng: Rng, bank: TextureBank, path: Array, focus: Array | None, f
         _add_focus(rng, builder, painter, path, focus, focus_radius)
     add_backdrop(rng, builder, painter, low, high)
     ground = (*(centre - 40), *(centre + 40))
-    return builder.build(outdoors(rng, bank), ground)
+    return builder.build(outdoors(rng, bank, light), ground)
 
 
 def _add_ground(rng: Rng, builder: SceneBuilder, painter: Painter, centre: Array) -> None:

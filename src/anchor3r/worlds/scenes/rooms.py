@@ -49,8 +49,13 @@ class _Room:
         return np.flatnonzero(box_clearance(self.path, x, z, size, yaw, base) > CLEAR_M)
 
 
-def room_scene(rng: Rng, bank: TextureBank, path: Array, centre_piece: bool) -> Scene:
-    """A room around camera positions (p, 3); `centre_piece` puts a laden table in the middle of the path."""
+def room_scene(
+    rng: Rng, bank: TextureBank, path: Array, centre_piece: bool, light: Rng | None = None
+) -> Scene:
+    """A room around camera positions (p, 3); `centre_piece` puts a laden table in the middle of the path.
+
+    light: draws how it is lit, if not rng.
+    """
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     room = _Room(rng, builder, painter, path)
     _add_shell(room)
@@ -67,7 +72,7 @@ def room_scene(rng: Rng, bank: TextureBank, path: Array, centre_piece: bool) -> 
     radius = rng.uniform(0.1, 0.4)
     corner = np.array([[lamp[0] - radius, -room.height, lamp[2] - radius]])
     builder.quads(corner, [0, 0, 2 * radius], [2 * radius, 0, 0], shine, flags=EMISSIVE, decal=1)
-    return builder.build(indoors(rng, bank, lamp), (room.x0, room.z0, room.x1, room.z1), texel_m=0.05)
+    return builder.build(indoors(rng, bank, lamp, light), (room.x0, room.z0, room.x1, room.z1), texel_m=0.05)
 
 
 def _add_shell(room: _Room) -> None:

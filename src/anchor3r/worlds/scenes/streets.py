@@ -273,8 +273,10 @@ def add_clutter(town: Town) -> None:
         )
 
 
-def street_scene(rng: Rng, bank: TextureBank, grid: StreetGrid, route: Array) -> Scene:
-    """The town around a route (p, 2) of x, z positions."""
+def street_scene(
+    rng: Rng, bank: TextureBank, grid: StreetGrid, route: Array, light: Rng | None = None
+) -> Scene:
+    """The town around a route (p, 2) of x, z positions. light: draws the weather, if not rng."""
     builder, painter = SceneBuilder(rng, bank), Painter(rng, bank)
     town = Town(rng, builder, painter, grid, sides_near(grid, route, VIEW_M))
     reach = VIEW_M + 100
@@ -290,7 +292,7 @@ def street_scene(rng: Rng, bank: TextureBank, grid: StreetGrid, route: Array) ->
     add_backdrop(rng, builder, painter, low, high)
     shaded = VIEW_M * 0.55
     ground = (*(route.min(0) - shaded), *(route.max(0) + shaded))
-    return builder.build(outdoors(rng, bank), ground)
+    return builder.build(outdoors(rng, bank, light), ground)
 
 
 def _flat(x0: Array, z0: Array, x1: Array, z1: Array, height: float) -> tuple[Array, Array, Array]:

@@ -13,8 +13,13 @@ from anchor3r.worlds.scenes.textures import TextureBank
 Rng = np.random.Generator
 
 
-def outdoors(rng: Rng, bank: TextureBank) -> NDArray[np.void]:
-    """From overcast to hard sun, clear to hazy."""
+def outdoors(rng: Rng, bank: TextureBank, light: Rng | None = None) -> NDArray[np.void]:
+    """From overcast to hard sun, clear to hazy. light: draws all of it but the stains, if not rng."""
+    own = _weather(rng, bank)
+    return own if light is None else _stained_as(own, _weather(light, bank))
+
+
+def _weather(rng: Rng, bank: TextureBank) -> NDArray[np.void]:
     azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(12, 55))
     direction = [np.cos(elevation) * np.sin(azimuth), -np.sin(elevation), np.cos(elevation) * np.cos(azimuth)]
     sunny = rng.random() < 0.7
@@ -35,8 +40,18 @@ def outdoors(rng: Rng, bank: TextureBank) -> NDArray[np.void]:
     )  # fmt: skip
 
 
-def indoors(rng: Rng, bank: TextureBank, lamp_position: tuple[float, float, float]) -> NDArray[np.void]:
-    """A lamp, light bounced from all sides, and a weak slope of light as from a window."""
+def indoors(
+    rng: Rng, bank: TextureBank, lamp_position: tuple[float, float, float], light: Rng | None = None
+) -> NDArray[np.void]:
+    """A lamp, light bounced from all sides, and a weak slope of light as from a window.
+
+    light: draws all of it but the stains and where the lamp is, if not rng.
+    """
+    own = _lamps(rng, bank, lamp_position)
+    return own if light is None else _stained_as(own, _lamps(light, bank, lamp_position))
+
+
+def _lamps(rng: Rng, bank: TextureBank, lamp_position: tuple[float, float, float]) -> NDArray[np.void]:
     azimuth, elevation = rng.uniform(0, 2 * np.pi), np.radians(rng.uniform(0, 40))
     direction = [np.cos(elevation) * np.sin(azimuth), -np.sin(elevation), np.cos(elevation) * np.cos(azimuth)]
     warm = np.array([1.0, rng.uniform(0.82, 1.0), rng.uniform(0.6, 1.0)])
@@ -48,6 +63,12 @@ def indoors(rng: Rng, bank: TextureBank, lamp_position: tuple[float, float, floa
         lamp_position=lamp_position, lamp=lamp, haze=1.0, zenith=1.0,
         stain_texture=bank.draw(rng, "stain", 1)[0],
     )  # fmt: skip
+
+
+def _stained_as(own: NDArray[np.void], other: NDArray[np.void]) -> NDArray[np.void]:
+    """Another light over surfaces that are as dirty as before."""
+    other["stain_texture"] = own["stain_texture"]
+    return other
 
 
 def _environment(**fields: object) -> NDArray[np.void]:
