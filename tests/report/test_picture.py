@@ -15,7 +15,7 @@ from PIL import Image
 from anchor3r.cli import main as cli
 from anchor3r.framing import upward
 from anchor3r.report import picture
-from anchor3r.report.picture import TRUTH, PictureScene, PictureView, picture_png, scenes_of
+from anchor3r.report.picture import TRUTH, PictureScene, PictureView, _radius, picture_png, scenes_of
 from anchor3r.report.raster import PictureCamera, draw_points, eye_dome_shade
 from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.trajectory import Trajectory
@@ -60,10 +60,21 @@ def test_the_nearer_point_hides_the_farther_one() -> None:
     camera = PictureCamera(np.eye(3), np.zeros(3), 100.0, (21, 21))
     points = np.array([[0, 0, 2.0], [0, 0, 1.0], [0, 0, 3.0], [0, 0, -1.0]])
     colours = np.array([[1, 0, 0], [2, 0, 0], [3, 0, 0], [4, 0, 0]], np.uint8)
-    image, depth = draw_points(camera, points, colours, radius=2.0)
+    image, depth = draw_points(camera, points, colours, radius=np.full(4, 2, np.float32))
     assert_array_equal(image[10, 10], [2, 0, 0])
     assert depth[10, 10] == 1
     assert np.isfinite(depth).sum() == 13, "a disc of radius 2"
+
+
+def test_a_fused_surface_is_closed_near_the_viewer_too() -> None:
+    camera = PictureCamera(np.eye(3), np.zeros(3), 100.0, (200, 200))
+    near = np.stack(np.meshgrid(np.arange(-10, 11), np.arange(-10, 11)), -1).reshape(-1, 2) * 0.04
+    far = np.stack(np.meshgrid(np.arange(-50, 51), np.arange(-50, 51)), -1).reshape(-1, 2) * 0.04
+    points = np.concatenate([np.insert(near, 2, 1.0, axis=1), np.insert(far, 2, 10.0, axis=1)])
+    radius = _radius(camera, points, spacing=0.04)
+    _, depth = draw_points(camera, points, np.zeros((len(points), 3), np.uint8), radius=radius)
+    assert (depth[65:135, 65:135] == 1).all(), "four pixels lie between the near points"
+    assert radius[0] > radius[-1]
 
 
 def test_shade_falls_behind_an_edge_and_nowhere_else() -> None:

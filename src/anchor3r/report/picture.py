@@ -327,17 +327,17 @@ def _facing(camera: PictureCamera, scene: PictureScene) -> NDArray[np.bool_]:
     return ~(np.einsum("ni,ni->n", scene.normals, towards_viewer) < 0)
 
 
-def _radius(camera: PictureCamera, points: NDArray[Any], spacing: float) -> float:
-    """Of a spot in pixels: large where points are few, so that they are not a fog."""
+def _radius(camera: PictureCamera, points: NDArray[Any], spacing: float) -> NDArray[np.float32]:
+    """(n,) of spots in pixels: large where points are few, so that they are not a fog, or near."""
     pixels, depth = camera.project(points)
     visible = ((pixels >= 0) & (pixels < camera.size)).all(1)
     width, height = camera.size
-    radius = np.sqrt(_COVERED * width * height / (np.pi * max(1, int(visible.sum()))))
-    if spacing and visible.any():
+    radius = np.full(len(points), np.sqrt(_COVERED * width * height / (np.pi * max(1, int(visible.sum())))))
+    if spacing:
         # Half the diagonal of a square of neighbours reaches its middle.
-        scale = 1.0 if camera.parallel else 1 / float(np.median(depth[visible]))
-        radius = max(radius, 0.75 * spacing * camera.focal_pixels * scale)
-    return float(np.clip(radius, *_RADII))
+        scale = 1.0 if camera.parallel else 1 / depth[visible]
+        radius[visible] = np.maximum(radius[visible], 0.75 * spacing * camera.focal_pixels * scale)
+    return np.clip(radius, *_RADII).astype(np.float32)
 
 
 def _sample(points: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -45,18 +45,18 @@ class PictureCamera:
 
 
 def draw_points(
-    camera: PictureCamera, points: NDArray[Any], colours: NDArray[np.uint8], *, radius: float
+    camera: PictureCamera, points: NDArray[Any], colours: NDArray[np.uint8], *, radius: NDArray[np.float32]
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Colours (H, W, 3) and depth (H, W), infinite where nothing is; `radius` of a spot in pixels."""
+    """Colours (H, W, 3) and depth (H, W), infinite where nothing is; `radius` (n,) of the spots in pixels."""
     pixels, depth = camera.project(points)
     width, height = camera.size
-    reach = int(np.ceil(radius))
+    reach = radius[:, None]
     # NaN compares as false.
     inside = np.flatnonzero(((pixels >= -reach) & (pixels < np.add(camera.size, reach))).all(1))
     image, buffer = np.zeros((height, width, 3), np.uint8), np.full((height, width), np.inf, np.float32)
     _splat(
         pixels[inside].astype(np.float32), depth[inside].astype(np.float32), colours[inside],
-        np.float32(radius), image, buffer,
+        radius[inside], image, buffer,
     )  # fmt: skip
     return image, buffer
 
@@ -66,17 +66,17 @@ def _splat(
     pixels: NDArray[np.float32],
     depth: NDArray[np.float32],
     colours: NDArray[np.uint8],
-    radius: np.float32,
+    radius: NDArray[np.float32],
     image: NDArray[np.uint8],
     buffer: NDArray[np.float32],
 ) -> None:
     height, width = buffer.shape
     for n in range(len(depth)):
-        u, v = pixels[n, 0], pixels[n, 1]
-        for row in range(max(0, int(np.ceil(v - radius))), min(height, int(np.floor(v + radius)) + 1)):
-            for column in range(max(0, int(np.ceil(u - radius))), min(width, int(np.floor(u + radius)) + 1)):
+        u, v, reach = pixels[n, 0], pixels[n, 1], radius[n]
+        for row in range(max(0, int(np.ceil(v - reach))), min(height, int(np.floor(v + reach)) + 1)):
+            for column in range(max(0, int(np.ceil(u - reach))), min(width, int(np.floor(u + reach)) + 1)):
                 off_sq = (row - v) ** 2 + (column - u) ** 2
-                if off_sq <= radius * radius and depth[n] < buffer[row, column]:
+                if off_sq <= reach * reach and depth[n] < buffer[row, column]:
                     buffer[row, column] = depth[n]
                     image[row, column] = colours[n]
 
