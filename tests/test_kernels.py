@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numba import njit
 
 from anchor3r.kernels import CompileWatch, kernel
@@ -15,6 +16,14 @@ def _quotient(a: float, b: float) -> float:
 
 def test_division_by_zero_is_infinite() -> None:
     assert _quotient(1.0, 0.0) == np.inf
+
+
+def test_kernels_are_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a user without a home, of a package that another one has installed."""
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        njit(cache=True)(lambda x: x + 1)
+    assert kernel(lambda x: x + 1)(1.0) == 2.0
 
 
 def test_compiling_is_announced_and_timed() -> None:

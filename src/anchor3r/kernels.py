@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from numba import njit
@@ -34,8 +35,15 @@ def kernel(function: Function | None = None, /, *, fast: bool = False) -> Any:
     fast: sums may be reordered. Code that was just compiled and the same code from the cache may then round
     differently, so this is not for anything that a resumed map has to repeat bit for bit.
     """
-    compile_ = njit(cache=True, nogil=True, error_model="numpy", fastmath=fast)
-    return compile_ if function is None else compile_(function)
+
+    def compiled(function: Function) -> Any:
+        compile_ = partial(njit, nogil=True, error_model="numpy", fastmath=fast)
+        try:
+            return compile_(cache=True)(function)
+        except RuntimeError:  # neither beside the package nor at home may this user write: for each process
+            return compile_()(function)
+
+    return compiled if function is None else compiled(function)
 
 
 class CompileWatch(event.Listener):

@@ -51,6 +51,8 @@ class Limits:
     """Of a generator."""
     coordinate_m: float = 1e9
     """Of a stated position: grids that span the Earth stay below a hundredth of it."""
+    least_sigma: float = 1e-9
+    """Standard deviation that may be stated of anything, in metres, radians or as a part."""
     threads: int = 1_024
     """Of one process."""
 

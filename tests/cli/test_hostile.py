@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import shutil
 import socketserver
 import sqlite3
@@ -20,6 +21,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ import pytest
 from PIL import Image
 
 from anchor3r.cli import main as cli
+from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import replacing
 from anchor3r.io.graph_files import save_graph
 from anchor3r.pose_graph.edges import Edges, MotionGraph
@@ -133,6 +136,36 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
     assert (tmp_path / "out.txt").read_text() == "new"
     assert not (tmp_path / "out.txt").is_symlink()
+
+
+def test_images_that_are_localised_are_not_overwritten(copied: Path, run: Run) -> None:
+    Path("shots").mkdir()
+    for name in ("0.png", "1.png"):
+        Image.new("RGB", (64, 48)).save(f"shots/{name}")
+    before = Path("shots/0.png").read_bytes()
+    os.link("shots/1.png", "poses.csv")  # where the table of all images would go
+    for out in ("shots/0.png", "poses.tum"):
+        code, said = run("localise", "map", "shots", "--fov", "70", "--out", out)
+        assert code == 1
+        assert "what this command reads" in said
+    assert "name the file of poses otherwise" in run("localise", "map", "shots", "--out", "new.csv")[1]
+    assert Path("shots/0.png").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "command", [("export", "map", "--format", "ply"), ("render", "map"), ("report", "map")]
+)
+def test_the_surface_of_a_map_is_not_overwritten(command: tuple[str, ...], copied: Path, run: Run) -> None:
+    (copied / "fused.ply").write_text("surface")
+    code, said = run(*command, "--out", "map/fused.ply")
+    assert code == 1
+    assert "what this command reads" in said
+    assert (copied / "fused.ply").read_text() == "surface"
+
+
+def test_compared_results_are_not_overwritten(run: Run) -> None:
+    Path("results.json").write_text("{}")
+    assert "what this command reads" in run("evaluate", "compare", "results.json", "--out", "results.json")[1]
 
 
 def test_a_demo_does_not_replace_a_map_of_ones_own(copied: Path, run: Run) -> None:
@@ -251,7 +284,8 @@ def test_text_of_a_map_is_no_script(copied: Path, run: Run) -> None:
 
 def test_a_name_in_a_map_does_not_lead_out_of_the_folder(copied: Path, run: Run) -> None:
     with load_map(copied) as scene_map, MapWriter.open(copied) as store:
-        store.write_refinement("../../outside", scene_map.trajectory())
+        store.write_refinement("other", scene_map.trajectory())
+    change(copied, "UPDATE poses SET name = '../../outside', checksum = NULL WHERE name = 'other'")
     assert run("evaluate", "map", "map", "--out", "deep/er/out")[0] == 1
     assert not list(Path().rglob("outside*"))
 
@@ -466,6 +500,69 @@ def test_a_map_without_poses_has_no_trajectory(copied: Path, run: Run) -> None:
     assert run("evaluate", "trajectory", "map", "map")[0] == 1
 
 
+@pytest.mark.parametrize("name", ["x" * 201, "é" * 101, "online", "../x", "a b", "", "\x1b[31m"])
+def test_names_that_poses_cannot_have_leave_the_map_as_it_was(name: str, copied: Path, run: Run) -> None:
+    assert run("refine", "map", "--no-loops", "--name", name)[0] == 1
+    with load_map(copied) as scene_map:
+        assert name == "online" or name not in scene_map.trajectory_names()
+
+
+def test_poses_that_could_not_be_read_back_are_not_kept(copied: Path) -> None:
+    with load_map(copied) as scene_map, MapWriter.open(copied) as store:
+        trajectory = scene_map.trajectory()
+        log_scale = np.zeros(len(trajectory))
+        for name, bad in {
+            "nan": replace(trajectory, center=trajectory.center * np.nan),
+            "huge": replace(trajectory, center=trajectory.center + 1e200),
+            "bent": replace(trajectory, rotation=2 * trajectory.rotation),
+            "scale": replace(trajectory, log_scale=log_scale + 1e3),
+            "x" * 300: trajectory,
+            "a/b": trajectory,
+        }.items():
+            with pytest.raises(Anchor3RError, match="beyond all bounds"):
+                store.write_refinement(name, bad)
+    with load_map(copied) as scene_map:
+        assert scene_map.trajectory_names() == ["online"]
+
+
+PRIORS = {
+    "directions": "frame,heading,heading_sigma\n1,10,%s\n5,10,2\n",
+    "surveyed": "0 0 0 0 %s\n3 0 3 0 1\n7 0 7 0 1\n9 1 9 0 1\n",
+    "gnss": "time,x,y,z,sigma\n" + "".join(f"{k / 10},0,{k},0,%s\n" for k in range(10)),
+}
+
+
+@pytest.mark.parametrize("option", PRIORS)
+@pytest.mark.parametrize("number", ["1e-200", "1e200", "inf", "0" * 140_000 + "1", "9" * 5000])
+def test_spreads_that_nothing_has_are_refused(option: str, number: str, copied: Path, run: Run) -> None:
+    Path("known.csv").write_text(PRIORS[option].replace("%s", number))
+    code, said = run("refine", "map", "--no-loops", f"--{option}", "known.csv")
+    assert (code == 0) == (option == "surveyed" and number.endswith("01")), said
+    with load_map(copied) as scene_map:
+        assert np.isfinite(scene_map.trajectory().center).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--distance", "0", "9", "1e300"),
+        ("--distance", "0", "9", "1e-300"),
+        ("--distance", "9" * 5000, "9", "1"),
+        ("--distance", "0:1.2.3,4", "9", "1"),
+        ("--distance", "0", "9", "10", "--distance-sigma", "1e-200"),
+        ("--camera-height", "1e-320"),
+        ("--surveyed", "far.txt"),
+        ("--gnss", "track.csv", "--gnss-sigma", "1e-200"),
+    ],
+)
+def test_lengths_that_nothing_has_are_refused(options: tuple[str, ...], copied: Path, run: Run) -> None:
+    Path("far.txt").write_text("".join(f"{k} {k}e200 0 0 1\n" for k in range(1, 9)))
+    Path("track.csv").write_text(PRIORS["gnss"].replace("%s", "1"))
+    assert run("refine", "map", "--no-loops", *options)[0] == 1
+    with load_map(copied) as scene_map:
+        assert scene_map.trajectory_names() == ["online"]
+
+
 # 12: what would fill the memory or never end
 
 
@@ -479,7 +576,10 @@ def test_archives_that_unpack_to_gigabytes_are_refused(run: Run) -> None:
     assert run("solve", "graph.npz")[0] == 1
 
 
-@pytest.mark.parametrize("name", ["in.npz", "in.g2o", "in.safetensors", "in.mp4", "in.png", "in.tum"])
+@pytest.mark.parametrize(
+    "name",
+    ["in.npz", "in.g2o", "in.safetensors", "in.mp4", "in.png", "in.tum", "in.bag", "in.mcap", "in.db3"],
+)
 def test_pipes_and_devices_are_no_files(name: str, run: Run) -> None:
     os.mkfifo(name)
     commands = {
@@ -488,6 +588,36 @@ def test_pipes_and_devices_are_no_files(name: str, run: Run) -> None:
         "in.safetensors": ("convert", "vggt", name, "--out", "out.safetensors"),
     }  # fmt: skip
     assert run(*commands.get(name, ("map", name, "--out", "out")))[0] == 1
+
+
+def test_pipes_in_the_folder_of_a_recording_are_not_waited_for(run: Run) -> None:
+    pytest.importorskip("rosbags")
+    Path("ros2").mkdir()
+    Path("ros2/metadata.yaml").write_text("rosbag2_bagfile_information: {}\n")
+    os.mkfifo("ros2/0.db3")
+    assert "device, pipe or socket" in run("map", "bag:ros2", "--out", "out")[1]
+
+
+def test_links_that_go_round_in_circles_have_words(run: Run) -> None:
+    Path("round").symlink_to("round")
+    Path("nobody").mkdir()
+    commands = (
+        ("train", "tiny", "--data", "map:round", "--out", "out", "--steps", "1"), ("data", "list", "round"),
+        ("data", "check", "co3d", "~nobody-of-that-name/x"), ("map", "tum:round", "--out", "out"),
+        ("import", "round", "--source", SMALL, "--out", "out"), ("data", "pack", "round", "out"),
+    )  # fmt: skip
+    for command in commands:
+        assert run(*command)[0] == 1
+
+
+def test_an_archive_that_is_called_an_array_of_depth_is_refused(copied: Path, run: Run) -> None:
+    assert run("export", "map", "--format", "tum", "--out", "map.tum")[0] == 0
+    Path("depth").mkdir()
+    for k in range(4):
+        np.savez(f"depth/{k}.npz", a=np.ones((16, 16)), b=np.ones((16, 16)))
+        os.rename(f"depth/{k}.npz", f"depth/{k}.npy")
+    given = ("--source", SMALL, "--pairing", "order", "--depth", "depth")
+    assert "write one array" in run("import", "map.tum", *given, "--out", "out")[1]
 
 
 @pytest.mark.parametrize(
@@ -541,6 +671,32 @@ def test_closed_streams_are_no_files(closed: tuple[int, ...], tmp_path: Path) ->
     assert "Traceback" not in kept.read_text()
 
 
+def test_a_folder_that_is_gone_has_words(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m anchor3r solve x.npz"
+    environment = os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2]), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, env=environment, check=False)
+    assert done.returncode == 1
+    assert b"the folder that this runs in is gone" in done.stderr
+
+
+def test_recordings_for_rerun_have_any_name_and_end_on_a_full_disk(copied: Path, run: Run) -> None:
+    pytest.importorskip("rerun")
+    name = os.fsdecode(b"\xff")
+    copied.rename(name)
+    assert run("export", name, "--format", "rrd", "--out", f"{name}.rrd")[0] == 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+        code, said = run("export", name, "--format", "rrd", "--out", "out.rrd")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert code == 1
+    assert "File too large" in said
+    assert not Path("out.rrd").exists()
+
+
 def test_a_short_demo_has_words(run: Run) -> None:
     code, said = run("demo", "--frames", "2", "--out", "out")
     assert code == 0 or "use more --frames" in said
@@ -551,6 +707,16 @@ def test_errors_are_one_line_that_a_terminal_shows(run: Run) -> None:
     assert code == 1
     assert said.count("\n") == 1
     assert "\x1b" not in said
+
+
+def test_what_is_skipped_is_told_in_one_line(tmp_path: Path) -> None:
+    for name in ("0.png", "\x1b[31m\n1.png"):
+        (tmp_path / name).write_text("no image")
+    given = ("--predictor", "features", "--order", "stream", "--out", str(tmp_path / "out"))
+    done = anchor3r("map", str(tmp_path), *given)
+    assert done.returncode == 1
+    assert done.stderr.count(b"\n") == 3
+    assert b"\x1b" not in done.stderr
 
 
 def test_a_finished_map_opens_on_read_only_media(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

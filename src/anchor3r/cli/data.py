@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,7 +86,8 @@ def check(
     from anchor3r.io.files import check_output, replacing
 
     if out is not None:
-        check_output(out)
+        inside = Path(os.path.realpath(root)) in Path(os.path.realpath(out)).parents
+        check_output(out, inputs=[out] if inside else [])
     if min(sequences, pairs) < 1 or not 0 <= seed <= LIMITS.seed:
         raise Anchor3RError(
             f"--sequences {sequences} and --pairs {pairs} must be at least 1, --seed 0 or more"

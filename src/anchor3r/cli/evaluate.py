@@ -304,6 +304,8 @@ def ablation(
     from anchor3r.evaluation.benchmarks.worlds import Worlds
     from anchor3r.io.files import replacing
 
+    if out is not None:
+        check_output(out)
     finished, others = finished_runs(runs)
     for path in others:
         print(f"{path}: not finished, left out; anchor3r train ablation --all goes on with it")
@@ -352,6 +354,7 @@ def attention(
         raise Anchor3RError(f"--frames must lie in 2 … {_MOST_ATTENTION_FRAMES}, --stride at least 1")
     shares = {}
     with open_source(source, start=start, stop=start + frames * stride, stride=stride) as opened:
+        check_output(out, inputs=opened.files)
         for text in checkpoints:
             name, equals, path = text.partition("=")
             if not equals or not Path(path).is_file():
@@ -414,6 +417,8 @@ def compare(
 
     if not results:
         raise Anchor3RError("nothing to compare; name one or more results.json files")
+    if out is not None:
+        check_output(out, inputs=results)
     runs = [Results.load(path) for path in results]
     text = compared(runs, _names(metrics) or None, with_paper=paper)
     if out is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import os
 import platform
 import re
@@ -55,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore")  # of libraries, about which a user can do nothing
     _open_closed_streams()
     _print_any_text()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLine())
+    try:
+        os.getcwd()
+    except OSError as error:
+        return _tell(f"the folder that this runs in is gone ({error.strerror}); change into another one")
     try:
         code = _exit_code(given)
         print(end="", flush=True)  # what is still buffered would fail after us, out of reach
@@ -71,9 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _open_closed_streams() -> None:
     """Has what goes to a closed stream go nowhere: not into the next file, which would get its number."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(number)
+    with suppress(OSError):  # if no more files may be opened, none of these is closed
+        while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(number)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115  # for as long as the process lives
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
@@ -94,10 +102,22 @@ def _discard_output(*, keep_errors: bool = False) -> None:
             os.dup2(nowhere, stream.fileno())
 
 
-def _tell(message: str, code: int = 1) -> int:
-    """Prints an error as one line that a terminal shows as it stands, and returns the exit code."""
+def _shown(message: str) -> str:
+    """As one line that a terminal shows as it stands, whatever the names in it are, without secrets."""
     line = " ".join(without_secrets(message).split())
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+
+
+class _OneLine(logging.Formatter):
+    """Of what is logged on the way, such as frames that were skipped and why."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _shown(super().format(record))
+
+
+def _tell(message: str, code: int = 1) -> int:
+    """Prints an error as one line, and returns the exit code."""
+    shown = _shown(message)
     with suppress(OSError):  # as on a full disk: then the exit code has to do
         print("anchor3r:", shown, file=sys.stderr, flush=True)
     _tell_programs(shown, code)

@@ -15,6 +15,7 @@ import os
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -94,7 +95,7 @@ class Files(ABC):
 
 def open_files(root: Path | str) -> Files:
     """The files of a folder, or of the shards in it."""
-    root = Path(root).expanduser()
+    root = Path(os.path.expanduser(root))
     if not root.is_dir():
         raise Anchor3RError(f"there is no folder {root}; check where the data set was unpacked")
     return ShardFiles(root) if (root / SHARD_INDEX).is_file() else FolderFiles(root)
@@ -222,20 +223,20 @@ def pack(
     """Writes every file of a data set into shards of about `shard_bytes`; gives their number."""
     members: dict[str, tuple[int, int, int]] = {}
     shards: list[str] = []
-    with replacing_folder(out) as folder:
+    with replacing_folder(out) as folder, ExitStack() as opened:
         archive: tarfile.TarFile | None = None
         for done, name in enumerate(_all_files(files), 1):
             if archive is None or archive.offset >= shard_bytes:
-                if archive is not None:
-                    archive.close()
+                opened.close()
                 shards.append(f"shard-{len(shards):06d}.tar")
                 archive = tarfile.open(folder / shards[-1], "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
+                opened.callback(archive.close)
             members[name] = (len(shards) - 1, *_add(archive, files, name))
             if on_progress:
                 on_progress(done, name)
         if archive is None:
             raise Anchor3RError(f"{files.root} has no files to pack; check the path")
-        archive.close()
+        opened.close()
         with replacing(folder / SHARD_INDEX) as file:
             file.write(json.dumps({"shards": shards, "members": members}).encode())
     return len(shards)

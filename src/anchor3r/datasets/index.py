@@ -91,7 +91,7 @@ def index_set(
 
     Raises Anchor3RError if nothing can be used.
     """
-    root = Path(root).expanduser().resolve()
+    root = Path(os.path.realpath(os.path.expanduser(root)))
     folder = folder or index_folder(dataset, root)
     files = _opened(root)
     with decoding(f"the list of sequences in {root}", "get it again"):
@@ -172,7 +172,7 @@ def _read_journal(path: Path) -> dict[str, dict[str, Any]]:
 def index_folder(dataset: DataSet, root: Path) -> Path:
     """Where the index of a data set at a place is kept: under ANCHOR3R_CACHE, or the user's cache folder."""
     base = os.environ.get("ANCHOR3R_CACHE") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "anchor3r"
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anchor3r"
     )
     place = hashlib.sha256(str(root).encode()).hexdigest()[:16]
     return Path(base) / "data" / f"{dataset.card.name}-{place}"
@@ -211,7 +211,7 @@ def load_table(data: bytes, name: str) -> SequenceTable:
 
 def find_roots(root: Path, datasets: dict[str, DataSet]) -> dict[str, Path]:
     """The data sets under one root, each in a folder (or link) of its name, whatever its spelling."""
-    root = Path(root).expanduser()
+    root = Path(os.path.expanduser(root))
     if not root.is_dir():
         raise Anchor3RError(f"there is no folder {root}; check the data root")
     spelled = {_plain(key): name for name, d in datasets.items() for key in (name, d.card.title)}

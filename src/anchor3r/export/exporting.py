@@ -18,6 +18,7 @@ from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.pose_graph.edges import MotionGraph
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import Map, best_poses, load_map
+from anchor3r.store.fused import FUSED
 from anchor3r.trajectory import Trajectory
 
 Format = Literal[
@@ -95,7 +96,7 @@ def export_map(
     settings, out = settings or ExportSettings(), Path(out)
     _insist_on_meaning(format, settings)
     if format not in _FOLDERS:
-        check_output(out)
+        check_output(out, inputs=[Path(folder) / FUSED])
     with load_map(folder) as scene_map:
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         notes: list[str] = []
@@ -228,7 +229,6 @@ def _with_fused(chosen: Selection, settings: ExportSettings, format: str, notes:
 
 def _write_mesh(chosen: Selection, out: Path, settings: ExportSettings) -> str:
     from anchor3r.io.mesh import insist_on_faces, select_vertices, simplified, write_mesh_glb, write_mesh_ply
-    from anchor3r.store.fused import FUSED
 
     if out.suffix.lower() not in (".ply", ".glb"):
         raise Anchor3RError(f"a mesh is written as PLY or GLB: call the file .ply or .glb, not {out.name}")

@@ -6,10 +6,14 @@ Entities are `world/camera` (pose, frustum, image), `world/path`, `world/frustum
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +23,7 @@ from anchor3r.export.cameras import frustum_depth, frustum_lines
 from anchor3r.export.log_frames import LoggedFrame, LoggedLoop, logged_frame, logged_frames
 from anchor3r.export.selection import Selection
 from anchor3r.io.extras import optional_library
-from anchor3r.io.files import check_output, replacing
+from anchor3r.io.files import check_output, open_exclusively, replacing
 from anchor3r.pipeline.settings import RefineSettings
 from anchor3r.store import LIKELY, Map, load_map
 from anchor3r.trajectory import FramePose, Trajectory
@@ -31,6 +35,9 @@ _SINCE_1970_S = 1e8
 """A clock beyond it counts from 1970; others count from the beginning of the stream."""
 _PATH_RGB, _FRUSTUM_RGB = (255, 140, 0), (90, 140, 255)
 _ACCEPTED_RGB, _REJECTED_RGB = (0, 200, 80), (200, 0, 0)
+_STEP_BYTES = 1 << 20
+_VIEWER_TIMEOUT_S = 10.0
+"""How long a viewer may take for what it was sent."""
 _LIVE_POINTS_A_FRAME = 2000
 """Of a map that grows: how many frames will share the budget is not known."""
 
@@ -106,18 +113,19 @@ class LiveRerun:
                 "nor an .rrd file"
             )
         self._stream = rerun.RecordingStream("anchor3r")
+        self._target, self._files = target, ExitStack()
         try:
             if is_address:
                 self._stream.connect_grpc(target)
             elif is_file:
-                # Rerun writes into what is there, through a link as well, or waits for a reader of a pipe.
                 file = check_output(target)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.unlink(missing_ok=True)
-                self._stream.save(target)
+                opened = self._files.enter_context(open_exclusively(file))
+                self._stream.save(self._files.enter_context(_named_for_rerun(opened)))
             else:
                 self._stream.spawn()
         except (RuntimeError, OSError, ValueError) as error:
+            self._files.close()
             raise Anchor3RError(
                 f"--rerun {target} cannot be opened ({error}); start the viewer with `rerun`, or name an "
                 ".rrd file"
@@ -135,8 +143,17 @@ class LiveRerun:
         self._show_committed()
         if self._map is not None:
             self._map.close()
-        self._stream.flush()
-        self._stream.disconnect()
+        try:
+            with self._files:
+                try:
+                    self._stream.flush(timeout_sec=_VIEWER_TIMEOUT_S)
+                finally:
+                    self._stream.disconnect()
+        except (RuntimeError, OSError) as error:
+            raise Anchor3RError(
+                f"--rerun {self._target} has not taken everything ({error}); the map is complete: look at it "
+                "with anchor3r export --format rrd"
+            ) from error
 
     def add(self, folder: Path, frame: int, poses: Iterable[FramePose]) -> None:
         """Takes note of poses that a frame has brought to the map in a folder; shows those that are in it."""
@@ -173,14 +190,57 @@ def write_rrd(path: Path, chosen: Selection) -> int:
     rerun = _rerun()
     with replacing(path) as file:
         # The same map gives the same recording; Rerun would make up a new name for each.
-        name = f"{chosen.scene_map.folder.name}-{chosen.poses}"
+        name = f"{chosen.scene_map.folder.name}-{chosen.poses}".encode(errors="replace").decode()
         stream = rerun.RecordingStream("anchor3r", recording_id=name)
-        stream.save(file.name)
-        log = RerunLog(rerun, stream, frustum_depth=frustum_depth(chosen.trajectory))
-        for frame in logged_frames(chosen):
-            log.add(frame)
-        log.close()
+        with _named_for_rerun(file) as pipe:
+            stream.save(pipe)
+            log = RerunLog(rerun, stream, frustum_depth=frustum_depth(chosen.trajectory))
+            try:
+                for frame in logged_frames(chosen):
+                    log.add(frame)
+            finally:
+                log.close()
     return len(chosen.trajectory)
+
+
+@contextmanager
+def _named_for_rerun(file: BinaryIO) -> Iterator[str]:
+    """A name to which Rerun can write what goes into the file; an OSError at the end if it did not go.
+
+    Rerun itself waits for ever where a disk is full, follows links, and knows names in UTF-8 only. So it
+    gets a pipe, where there are such, and this program writes the file.
+    """
+    if not hasattr(os, "mkfifo"):
+        yield file.name
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        pipe = os.path.join(folder, "recording.rrd")
+        os.mkfifo(pipe)
+        # Opened from both ends, so that nobody waits for anybody; it ends when all writers have closed it.
+        reader = open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0)  # noqa: SIM115
+        writer = os.open(pipe, os.O_WRONLY)
+        os.set_blocking(reader.fileno(), True)
+        failed: list[OSError] = []
+        copying = Thread(target=_copy, args=(reader, file, failed), daemon=True)
+        copying.start()
+        try:
+            yield pipe
+        finally:
+            os.close(writer)
+            copying.join()
+        if failed:
+            raise failed[0]
+
+
+def _copy(reader: BinaryIO, file: BinaryIO, failed: list[OSError]) -> None:
+    """Copies all there is to read; what cannot be written is read as well, for it would be waited for."""
+    with reader:
+        while data := reader.read(_STEP_BYTES):
+            try:
+                if not failed:
+                    file.write(data)
+            except OSError as error:
+                failed.append(error)
 
 
 def _blueprint(rerun: Any) -> Any:

@@ -18,7 +18,7 @@ def optional_library(name: str, *, extra: str, purpose: str) -> Any:
     """
     try:
         return import_module(name)
-    except ImportError as error:
+    except (ImportError, RuntimeError, OSError) as error:  # pycolmap's own for a part that is not loaded
         raise Anchor3RError(
             f"{purpose} needs {name}, which cannot be loaded here ({error}); install it with: "
             f"{install_command(extra)}"

@@ -86,6 +86,21 @@ def text_lines(path: Path | str, *, errors: str = "strict") -> Iterator[tuple[in
         ) from error
 
 
+def csv_rows(path: Path | str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a table with commas, each with the number of the line that it ends in."""
+    rows = csv.reader(line for _, line in text_lines(path))
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise Anchor3RError(
+                f"line {rows.line_num} of {path} is no row of a table ({error}); correct it"
+            ) from error
+        yield rows.line_num, row
+
+
 def read_json(path: Path | str, *, kind: str = "JSON file") -> dict[str, Any]:
     """The object in a JSON file."""
     path = insist_on_file(path, max_bytes=LIMITS.json_bytes)

@@ -6,7 +6,6 @@ user's own. Entries that cannot be right are refused by name.
 
 from __future__ import annotations
 
-import csv
 import re
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import decoding, insist_on_file, text_lines
+from anchor3r.io.inputs import csv_rows, decoding, insist_on_file, text_lines
 from anchor3r.io.tables import parse_numbers, read_fields
 from anchor3r.limits import LIMITS
 
@@ -102,6 +101,9 @@ def _check(path: Path, fixes: PositionFixes) -> None:
         > LIMITS.coordinate_m,
         "is not on the Earth (latitude and longitude swapped?)": outside,
         "has a standard deviation that is not positive": (fixes.sigma_m <= 0).any(1),
+        "has a standard deviation that no measurement has": (
+            (fixes.sigma_m < LIMITS.least_sigma) | (fixes.sigma_m > LIMITS.coordinate_m)
+        ).any(1),
     }
     for reason, bad in reasons.items():
         if bad.any():
@@ -232,8 +234,8 @@ _COLUMNS = {
 
 
 def _csv_header(path: Path) -> list[str]:
-    lines = (line for _, line in text_lines(path))
-    return [name.strip().lower() for name in next(csv.reader(lines), [])]
+    _, names = next(csv_rows(path), (1, []))
+    return [name.strip().lower() for name in names]
 
 
 def _read_csv(path: Path) -> Iterator[Fix]:
@@ -254,9 +256,10 @@ def _csv_rows(path: Path, axes: Sequence[str], *, needed: Sequence[str]) -> Iter
             f"{path} has no column {', '.join(missing)}; its first line has to name time, latitude, "
             "longitude and, where known, altitude, sigma (metres), sigma_up; or time, x, y, z in metres"
         )
-    rows = csv.reader(line for _, line in text_lines(path))
-    for number, row in enumerate(rows, 1):
-        if number == 1 or not any(field.strip() for field in row):
+    rows = csv_rows(path)
+    next(rows)
+    for number, row in rows:
+        if not any(field.strip() for field in row):
             continue
         try:
             yield _csv_fix(f"line {number}", row, column, axes)

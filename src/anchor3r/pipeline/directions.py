@@ -7,7 +7,6 @@ and heading_sigma, their standard deviations in degrees. A line may leave either
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
-from anchor3r.io.inputs import insist_on_file, text_lines
+from anchor3r.io.inputs import csv_rows, insist_on_file
 from anchor3r.limits import LIMITS
 from anchor3r.pose_graph.priors import Directions, Headings, PriorKind
 from anchor3r.trajectory import Trajectory
@@ -84,8 +83,8 @@ def _sigmas(stated_deg: list[float | None], column: str) -> tuple[Float, bool]:
 def _read(path: Path) -> tuple[bool, list[_Line]]:
     """Whether lines name frames instead of times; and all of them, checked."""
     insist_on_file(path, max_bytes=LIMITS.text_bytes)
-    rows = csv.reader(line for _, line in text_lines(path))
-    header = [name.strip().lower() for name in next(rows, [])]
+    rows = csv_rows(path)
+    header = [name.strip().lower() for name in next(rows, (1, []))[1]]
     has_down = set(_DOWN_COLUMNS) <= set(header)
     if not ({"time", "frame"} & set(header) and (has_down or "heading" in header)):
         raise Anchor3RError(
@@ -93,7 +92,7 @@ def _read(path: Path) -> tuple[bool, list[_Line]]:
             "heading (degrees); and where known sigma, heading_sigma (degrees)"
         )
     lines = []
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         if any(field.strip() for field in row):
             lines.append(_line(path, number, dict(zip(header, row, strict=False))))
     return "frame" in header, lines

@@ -20,7 +20,8 @@ Float = NDArray[np.float64]
 Taped = tuple[int | str, int | str, float]
 """End, end and metres."""
 
-_END = re.compile(r"(\d+)(?::([\d.]+),([\d.]+))?")
+_PIXEL = r"(\d{1,9}(?:\.\d*)?)"
+_END = re.compile(rf"(\d{{1,12}})(?::{_PIXEL},{_PIXEL})?", re.ASCII)
 _CONFIDENCE = (0.05, 0.99)  # that a point is taken to have, as none is as bad or as sure as it may say
 
 

@@ -8,6 +8,7 @@ therefore stated, as a random walk from frame to frame.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -188,7 +189,7 @@ def _colmap_poses(folder: Path, source: Source) -> PairedPoses:
             f"{folder} is a COLMAP model, whose poses belong to named images, but {source.uri} is no folder "
             "of images; name the folder that COLMAP has seen"
         )
-    folder = folder.resolve()
+    folder = Path(os.path.realpath(folder))
     _, images = read_model(FolderFiles(folder.parent), folder.name)
     index_of = {Path(path).name: k for k, path in enumerate(source.paths)}
     found = sorted(
@@ -230,12 +231,13 @@ class _DepthFiles:
         path, (height, width) = self.paths[number], frame.image.shape[:2]
         if path.suffix == ".png":
             return read_depth(path, width, height, self.units)
-        (found,) = read_arrays(path).values()
-        depth = found.squeeze()
+        arrays = [array.squeeze() for array in read_arrays(path).values()]
+        depth = arrays[0] if len(arrays) == 1 else np.empty(0)
         if depth.shape != (height, width) or depth.dtype.kind not in "iuf":
+            shapes = ", ".join(f"{array.shape} of {array.dtype}" for array in arrays) or "nothing"
             raise Anchor3RError(
-                f"{path} has the shape {depth.shape}, but its image is {width}×{height}; resize one to "
-                "the other"
+                f"{path} holds {shapes}, but its image is {width}×{height}; write one array of numbers of "
+                "that size"
             )
         return np.nan_to_num(depth.astype(np.float32))
 

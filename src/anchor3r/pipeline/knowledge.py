@@ -20,6 +20,7 @@ from anchor3r.geodesy import Datum
 from anchor3r.io.files import replacing
 from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.tables import read_numbered_table
+from anchor3r.limits import LIMITS
 from anchor3r.pipeline.directions import read_directions
 from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
@@ -35,7 +36,7 @@ Float = NDArray[np.float64]
 PRIORS_CSV = "priors.csv"
 _LEAST_POSITIONS = 4
 """Three fix a similarity; with a fourth one can see that one is wrong."""
-_HIGHEST_M = 100.0
+_LOWEST_M, _HIGHEST_M = 1e-3, 100.0
 """Of a camera that sees the ground it moves along."""
 _DOUBTED, _NAMED = 4.0, 3
 """Times that errors are larger than priors of a kind state, from which on a warning names so many of them."""
@@ -70,11 +71,15 @@ class PriorSettings(PositionSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("distance_sigma", "speed_sigma"):
-            if not getattr(self, name) > 0:
-                raise Anchor3RError(f"--{name.replace('_', '-')} must be positive, not {getattr(self, name)}")
-        if self.camera_height is not None and not 0 < self.camera_height < _HIGHEST_M:
+            if not LIMITS.least_sigma <= getattr(self, name) <= LIMITS.coordinate_m:
+                raise Anchor3RError(
+                    f"--{name.replace('_', '-')} must lie in {LIMITS.least_sigma:g} … "
+                    f"{LIMITS.coordinate_m:g}, not {getattr(self, name)}"
+                )
+        if self.camera_height is not None and not _LOWEST_M <= self.camera_height < _HIGHEST_M:
             raise Anchor3RError(
-                f"--camera-height has to be metres between 0 and {_HIGHEST_M:g}, not {self.camera_height}"
+                f"--camera-height has to be metres between {_LOWEST_M:g} and {_HIGHEST_M:g}, not "
+                f"{self.camera_height}"
             )
         if self.gnss is not None and self.surveyed is not None:
             raise Anchor3RError("--gnss and --surveyed are positions in two frames; choose one of them")
@@ -200,9 +205,28 @@ def gather(
     if settings.camera_height is not None and heights is not None:
         kinds.append(_scales(settings.camera_height, heights))
         entries.append([f"height in frame {frame}" for frame in heights.frames])
+    for kind, names in zip(kinds, entries, strict=True):
+        _insist_on_sane(kind, names)
     return MapKnowledge(
         known=Knowledge(kinds=tuple(kinds), clock=clock), entries=entries, datum=datum, left_out=left_out
     )
+
+
+def _insist_on_sane(kind: PriorKind, names: Sequence[str]) -> None:
+    """Refuses lengths and standard deviations that nothing measures, and that cannot be computed with."""
+    information = np.diagonal(kind.information, axis1=1, axis2=2)
+    sane = (information >= LIMITS.coordinate_m**-2) & (information <= LIMITS.least_sigma**-2)
+    good: NDArray[np.bool_] = np.asarray(sane.all(1))
+    for name in ("position", "center", "length"):
+        value = getattr(kind, name, None)
+        if value is not None:
+            good &= (np.abs(value.reshape(len(good), -1)) <= LIMITS.coordinate_m).all(1)
+    if not good.all():
+        raise Anchor3RError(
+            f"{names[int(np.argmin(good))]} ({kind.name}) states what nothing measures: lengths and "
+            f"positions may be up to {LIMITS.coordinate_m:g} m, standard deviations from "
+            f"{LIMITS.least_sigma:g} on; correct it"
+        )
 
 
 def _scale_kinds(
@@ -230,7 +254,7 @@ def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances
     if trajectory.component is not None:
         inside &= np.diff(trajectory.component) == 0
     length = np.interp(middle, *table.T) * interval
-    inside &= length > 0
+    inside &= sigma * length >= LIMITS.least_sigma  # at rest nothing is told of the scale
     if not inside.any():
         raise Anchor3RError(_no_common_time(path, table[[0, -1], 0], times))
     at = np.flatnonzero(inside)

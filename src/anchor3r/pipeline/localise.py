@@ -18,10 +18,13 @@ from anchor3r.pipeline.settings import Progress, unwatched
 from anchor3r.places.localiser import Localisation
 from anchor3r.sources import Frame, Source
 from anchor3r.store import Map, MapWriter, load_map
+from anchor3r.store.fused import FUSED
 from anchor3r.store.localising import MapLocaliser, describe_frame, place_frames_of, places_identity
 from anchor3r.trajectory import Trajectory
 
 _COLUMNS = "frame,timestamp_s,found,refusal,inliers,matches,log10_chance,component,position_sigma,keyframe"
+_TABLES = (".csv", ".covariance.csv")
+"""What the table of all images and that of covariances are called beside the poses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,14 @@ def localise_images(
 
     Returns a summary (JSON). Features of the map's keyframes are computed once and stay in the map.
     """
-    settings, out = settings or LocaliseSettings(), check_output(out)
+    settings, out = settings or LocaliseSettings(), Path(out)
+    if out.suffix.lower() == ".csv":
+        raise Anchor3RError(
+            f"{out} is where the table of all images goes; name the file of poses otherwise, as "
+            f"{out.with_suffix('.tum').name}"
+        )
+    for written in (out, *(out.with_suffix(suffix) for suffix in _TABLES)):
+        check_output(written, inputs=[*source.files, Path(folder) / FUSED])
     described = keep_places(folder, progress)
     answers: list[tuple[Frame, Localisation]] = []
     with load_map(folder) as scene_map:
@@ -128,12 +138,12 @@ def _write(
     )
     write_tum(out, trajectory, comment=comment)
     if found:
-        write_covariance(out.with_suffix(".covariance.csv"), trajectory)
+        write_covariance(out.with_suffix(_TABLES[1]), trajectory)
     table = io.StringIO()
     table.write(_COLUMNS + "\n")
     for frame, answer in answers:
         table.write(",".join(_row(frame, answer)) + "\n")
-    with replacing(out.with_suffix(".csv")) as file:
+    with replacing(out.with_suffix(_TABLES[0])) as file:
         file.write(table.getvalue().encode())
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.io.positions import PositionFixes
+from anchor3r.limits import LIMITS
 from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.online_placement import (
     OnlinePlacement,
@@ -55,8 +56,11 @@ class PositionSettings:
     """Where the antenna is: metres to the right of, below and in front of the camera."""
 
     def __post_init__(self) -> None:
-        if self.gnss_sigma is not None and not self.gnss_sigma > 0:
-            raise Anchor3RError(f"--gnss-sigma must be positive, not {self.gnss_sigma}")
+        if self.gnss_sigma is not None and not LIMITS.least_sigma <= self.gnss_sigma <= LIMITS.coordinate_m:
+            raise Anchor3RError(
+                f"--gnss-sigma must lie in {LIMITS.least_sigma:g} … {LIMITS.coordinate_m:g}, not "
+                f"{self.gnss_sigma}"
+            )
         if not np.isfinite(self.antenna).all():
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
         if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.limits import LIMITS
 from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.pipeline.distances import point_reader
 from anchor3r.pipeline.ground_heights import ground_heights
@@ -39,6 +40,8 @@ from anchor3r.sources import Source
 from anchor3r.store import OFFLINE, ONLINE, Loop, LoopState, Map, MapWriter, load_map
 from anchor3r.threads import chosen_threads, limited_threads
 
+_NAME_BYTES = LIMITS.name_bytes - 55
+"""Of a name of refined poses: tables are called by it, with an ending while they are written."""
 _JOIN_SUPPORTERS = 2
 """Events that must measure the same before one of them joins two parts of a merged map."""
 
@@ -108,10 +111,10 @@ def table_of(file: str, name: str) -> str:
 
 
 def _insist_on_name(name: str) -> None:
-    if name == ONLINE or not re.fullmatch(r"[\w.-]+", name):
+    if name == ONLINE or not re.fullmatch(r"[\w.-]+", name) or len(name.encode()) > _NAME_BYTES:
         raise Anchor3RError(
-            f"refined poses cannot be called {name!r}: choose a name of letters, digits, '.', '-' and '_', "
-            f"other than {ONLINE}"
+            f"refined poses cannot be called {name[:60]!r}: choose a name of letters, digits, '.', '-' and "
+            f"'_', other than {ONLINE}, of at most {_NAME_BYTES} bytes"
         )
 
 

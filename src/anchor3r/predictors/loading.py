@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,7 @@ def _absolute(name: str) -> str:
     kind, colon, path = name.rpartition(":")
     if name in _WITHOUT_PATH or kind == "ground-truth":
         return name
-    return f"{kind}{colon}{Path(path).resolve()}"
+    return f"{kind}{colon}{os.path.realpath(path)}"
 
 
 def weights_file(name: str) -> Path | None:

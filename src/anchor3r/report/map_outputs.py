@@ -11,6 +11,7 @@ from anchor3r.io.files import check_output
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION
 from anchor3r.predictors.confidence import LIKELY
 from anchor3r.store import best_poses, load_map
+from anchor3r.store.fused import FUSED
 
 MIN_SIDE, MAX_SIDE = 200, 8000
 PICTURE_SIZE = (1600, 900)
@@ -41,7 +42,7 @@ def render_map(folder: Path | str, out: Path | str, settings: RenderSettings | N
     from anchor3r.report.picture import PictureView, scenes_of, write_picture
 
     settings = settings or RenderSettings()
-    check_output(out)
+    check_output(out, inputs=[Path(folder) / FUSED])
     with load_map(folder) as scene_map, scene_map.frozen():
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         scenes = scenes_of(scene_map, poses, min_confidence=settings.confidence)
@@ -55,7 +56,7 @@ def report_map(folder: Path | str, out: Path | str, poses: str | None = None) ->
     """Writes a page about a map: figures, pictures, charts, loops. Returns the warnings that it gives."""
     from anchor3r.report.page import write_report
 
-    check_output(out)
+    check_output(out, inputs=[Path(folder) / FUSED])
     with (
         load_map(folder) as scene_map,
         scene_map.frozen(),

@@ -142,7 +142,7 @@ class TumSource(ImageSequence):
         self._folder = Path(location)
         self._times_s, names = _tum_list(self._folder / "rgb.txt")
         super().__init__(uri, wanted, [str(self._folder / name) for name in names])
-        folder_name = self._folder.resolve().name
+        folder_name = os.path.basename(os.path.realpath(self._folder))
         self._camera = next((TUM_CAMERAS[key] for key in TUM_CAMERAS if key in folder_name), None)
         self._depth_names: list[str] = []
         self._depth_rows = self._pose_rows = np.full(len(names), -1)

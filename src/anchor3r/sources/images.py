@@ -63,6 +63,10 @@ class ImageSequence(IndexedSource):
         """The files, whether wanted or not; a frame's index is its place among them."""
         return self._paths
 
+    @property
+    def files(self) -> Sequence[str | Path]:
+        return self._paths
+
     def _load(self, index: int) -> Frame:
         image = read_image(self._paths[index])
         height, width = image.shape[:2]

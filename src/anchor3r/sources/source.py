@@ -7,10 +7,11 @@ import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from threading import Condition, Event
 from types import TracebackType
 from typing import Self, TypeVar
@@ -83,6 +84,11 @@ class Source(ABC):
     @abstractmethod
     def read(self, index: int) -> Frame:
         """The frame at a position in the source, wanted or not, without disturbing any iteration."""
+
+    @property
+    def files(self) -> Sequence[str | Path]:
+        """Files with the frames, which no output of the same command may replace; none of a stream."""
+        return ()
 
     def true_pose(self, index: int) -> SE3 | None:
         """The true pose of a frame; sources that know it without decoding say so."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -231,6 +231,10 @@ class VideoSource(Source):
     @property
     def num_frames(self) -> int | None:
         return bisect_left(self.wanted, self._announced) if self._announced else super().num_frames
+
+    @property
+    def files(self) -> Sequence[str]:
+        return [self._video.location] if self._video.is_file else []
 
     def read(self, index: int) -> Frame:
         if not self.seekable:

@@ -238,8 +238,11 @@ def create_database(folder: Path, meta: Mapping[str, object]) -> sqlite3.Connect
             replace_meta(database, meta)
             database.execute("COMMIT")
             _prepare_to_write(database)
-        finally:
             database.close()
+        except BaseException:
+            database.close()
+            _remove_all(folder, _UNFINISHED)
+            raise
         # A log that lies there without its database would be taken for the new one's.
         _remove_all(folder, DATABASE)
         os.replace(unfinished, folder / DATABASE)
@@ -391,7 +394,7 @@ def _meaning(name: str) -> str:
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    uri = f"{path.resolve().as_uri()}?{mode if '=' in mode else f'mode={mode}'}"
+    uri = f"{Path(os.path.realpath(path)).as_uri()}?{mode if '=' in mode else f'mode={mode}'}"
     # Readers use one connection from several threads; `Map` lets in one query at a time.
     database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
     database.create_function("row_checksum", -1, row_checksum, deterministic=True)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.inputs import parse_json
 from anchor3r.limits import LIMITS
@@ -311,6 +312,16 @@ def shows_same(
 
 
 def pose_row(name: str, pose: FramePose, *, known_since: int) -> TableRow:
+    """Refuses poses that could not be read back, whatever they come from."""
+    try:
+        checked_name(name)
+        pose_values([_doubles(pose.rotation, pose.center)])
+        insist_on_scales([pose.log_scale])
+    except ValueError as error:
+        raise Anchor3RError(
+            f"frame {pose.frame} cannot be given {name[:60]} poses ({error}): a name, or something that was "
+            "measured or stated, is beyond all bounds; check the files and options given"
+        ) from error
     return TableRow("poses", {
         "name": name, "frame": pose.frame, "known_since": known_since, "component": pose.component,
         "pose": _doubles(pose.rotation, pose.center),

@@ -20,6 +20,7 @@ from typing import Any
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.extras import bag_library
+from anchor3r.io.inputs import insist_on_file
 from anchor3r.sources.bags.unpacking import bound_libraries
 
 BAG_SUFFIXES = {".bag", ".db3", ".mcap"}
@@ -88,6 +89,9 @@ def open_recording(path: Path) -> Recording:
             f"holds {_METADATA}"
         )
     with damage_told(path):
+        for part in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if not part.is_dir():
+                insist_on_file(part)  # the readers would wait for what a pipe brings
         bound_libraries()
         return McapRecording(path) if path.suffix.lower() == ".mcap" else RosRecording(path)
 

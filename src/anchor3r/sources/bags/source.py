@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -77,6 +77,10 @@ class BagSource(Source):
         self._messages: _MessageTable | None = None
         self._cursor: _Decoded | None = None
         self._cursor_next = 0
+
+    @property
+    def files(self) -> Sequence[Path]:
+        return sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]
 
     def read(self, index: int) -> Frame:
         if not 0 <= index < (self._length or 0):
