@@ -101,10 +101,7 @@ def fuse_map(
         components = _fuse(views, voxel, config, waiting, folder, progress)
         kept = components.large(config.min_component)
         if not kept.any():
-            raise Anchor3RError(
-                f"the depths of {folder} agree on no surface that {config.min_views} images saw; lower "
-                "--min-views or --min-component, or use larger voxels"
-            )
+            raise Anchor3RError(_no_surface(folder, len(kept), voxel, config))
         poses = settings.poses or best_poses(scene_map.trajectory_names())
         identity = {
             "poses": poses,
@@ -219,6 +216,19 @@ def predicted_depth(scene_map: Map, pose: FramePose) -> KeyframeDepth | None:
         normals_in_camera=normals_of(depth, camera),
         origin=np.where(known, DepthOrigin.INTERPOLATED, DepthOrigin.NONE).astype(np.uint8),
         colours=point_map.colours,
+    )
+
+
+def _no_surface(folder: Path, num_vertices: int, voxel: float, config: FusionConfig) -> str:
+    """Why nothing was kept of the vertices that there were."""
+    if not num_vertices:
+        return (
+            f"the depths of {folder} agree on no surface that {config.min_views} images saw; lower "
+            f"--min-views, or use larger voxels than {voxel:.3g} (--voxel)"
+        )
+    return (
+        f"the surface of {folder} has {num_vertices} vertices, all in pieces of fewer than "
+        f"{config.min_component}; lower --min-component, or try other voxels than {voxel:.3g} (--voxel)"
     )
 
 
