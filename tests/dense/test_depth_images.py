@@ -83,6 +83,17 @@ def test_what_windows_carry_over_an_edge_is_told_by_its_looks() -> None:
     assert not carried_over(right, np.ones(SHAPE, bool), grey).any()
 
 
+def test_what_is_carried_into_the_sky_is_told_but_walls_with_holes_stay() -> None:
+    u = np.broadcast_to(np.arange(SHAPE[1]), SHAPE)
+    known = u < 22
+    trunk = np.where(u < 20, 60, 250).astype(np.float32)  # ends at column 20, where the sky begins
+    wall = planes(np.full(SHAPE, 0.5))
+    found = carried_over(wall, known, trunk)
+    assert found[:, 21].all()
+    assert not found[:, :20].any()
+    assert not carried_over(wall, known, np.full(SHAPE, 60, np.float32)).any()
+
+
 def test_patches_smaller_than_a_window_are_specks_whatever_lies_around_them() -> None:
     inverse = np.full(SHAPE, 0.25, np.float32)
     inverse[4:11, 4:11] = 0.5  # 49 pixels: as large as a window

@@ -41,6 +41,11 @@ _VOTE_RADIUS = 5
 """Of the window that votes on what is carried over an edge: more than half of what windows of stereo are."""
 _ALIKE_GREY = 8.0
 """Difference of grey values at which a vote counts half."""
+_UNKNOWN_VOTE = np.float32(0.5)
+"""Of a pixel without a depth. Most such are of the same surface, but sky has none either, and what little is
+known among them was mostly carried there. On streets 101, 103 and 105 and rooms 101, 104 and 105 these votes
+take 1.7 and 0.4 % of the measured pixels away, of which three in ten are right; of what whole votes would
+take away on top, half is."""
 _LEAST_PIXELS = (2 * RADIUS + 1) ** 2
 """Of a patch that is kept: as many as a window of stereo has."""
 _LEAST_SPREAD = 0.003
@@ -131,7 +136,7 @@ def carried_over(
 
     A window that reaches over an edge is matched by what has most texture, mostly the nearer thing, which so
     becomes wider by half a window. There a pixel looks like those beyond the edge and has the depth of those
-    on this side. It is told by a vote: of the pixels around that look alike, most have another depth.
+    on this side. It is told by a vote: of the pixels around that look alike, most have another depth or none.
     """
     out = np.zeros(known.shape, np.bool_)
     _vote(planes.inverse, planes.slope_x, planes.slope_y, known, grey, out)
@@ -155,17 +160,17 @@ def _vote(inverse: Array, slope_x: Array, slope_y: Array, known: Array, grey: Ar
             for v in (top, y, bottom):
                 for u in (left, x, right):
                     on_plane = here + a * np.float32(u - x) + b * np.float32(v - y)
-                    edge |= known[v, u] and abs(inverse[v, u] - on_plane) > jump
+                    edge |= not known[v, u] or abs(inverse[v, u] - on_plane) > jump
             if not edge:
                 continue
             for v in range(top, bottom + 1):
                 for u in range(left, right + 1):
-                    if not known[v, u]:
-                        continue
                     difference = (grey[v, u] - level) * np.float32(1 / _ALIKE_GREY)
                     vote = np.float32(1.0) / (np.float32(1.0) + difference * difference)
                     on_plane = here + a * np.float32(u - x) + b * np.float32(v - y)
-                    if abs(inverse[v, u] - on_plane) > jump:
+                    if not known[v, u]:
+                        other += _UNKNOWN_VOTE * vote
+                    elif abs(inverse[v, u] - on_plane) > jump:
                         other += vote
                     else:
                         same += vote
