@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -185,6 +186,11 @@ class TestRotation:
             pixels, _ = pane.project(scene.cameras.reshape(-1, 3))
             assert ((pixels >= 0) & (pixels < pane.size)).all(), "the cameras are in the picture"
             assert np.ptp(pixels, axis=0).max() > 0.5 * max(pane.size), "and fill it"
+        assert ONLY_TURNED in run("view", tmp_path / "m", "--save", tmp_path / "site")[1]
+        (views,) = re.findall(r'"views": ({.*?}})', (tmp_path / "site" / "index.html").read_text())
+        whole = {name: np.array(place) for name, place in json.loads(views)["whole"].items()}
+        distance = np.linalg.norm(whole["look_at"] - whole["position"])
+        assert distance < 0.3, "cameras are drawn as deep as 1/16, and are no dot in the page"
         for form in ("ply", "colmap"):
             code, _, errors = run("export", tmp_path / "m", "--format", form, "--out", tmp_path / form)
             assert (code, ONLY_TURNED in errors, "--confidence" in errors) == (1, True, False)
@@ -561,6 +567,7 @@ class TestWords:
     def test_without_a_terminal_there_is_a_line_now_and_then(
         self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 1e6)
         assert run("map", SMALL, "--out", tmp_path / "m", *EXACT)[2] == ""
         monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
         lines = run("map", SMALL, "--out", tmp_path / "n", *EXACT)[2].splitlines()

@@ -140,9 +140,9 @@ def test_the_first_view_has_the_map_in_frame(street: Path) -> None:
         contents.refresh()
         contents.build()
         poses = contents.poses("online")
-        seen = contents.seen_from(poses, 0.5)
+        seen, path = contents.seen_from(poses, 0.5), contents.path(poses)
     for axes in (oblique_axes, top_axes):
-        first = viewpoint(axes, poses, seen)
+        first = viewpoint(axes, poses, seen, path)
         forward = (first.look_at - first.position) / np.linalg.norm(first.look_at - first.position)
         ahead = (seen - first.position) @ forward
         aside = np.linalg.norm(np.cross(seen - first.position, forward), axis=1)

@@ -48,7 +48,7 @@ def view(
         poses: Which poses to begin with: online, or the name of a refinement; the refined ones if not given.
         wait: Wait for the map to be begun, if it is not there yet.
     """
-    from anchor3r.store import load_map
+    from anchor3r.store import best_poses, load_map
     from anchor3r.viewer.page import save_page
 
     if not 1 <= port <= 65535:
@@ -63,6 +63,11 @@ def view(
             page, count = save_page(folder, save, point_budget=points, progress=advance, poses=poses)
         size = page.stat().st_size
         print(f"{page}: {count:,} points, {size / 1e6:.1f} MB; any browser opens it")
+        with load_map(folder) as scene_map:
+            shown = poses or best_poses(scene_map.trajectory_names())
+            lack = scene_map.trajectory(shown).lack_of_translation()
+        if not count and lack is not None:
+            print(f"  {lack}")
         return {"map": folder, "url": None, "page": page, "points": count, "bytes": size}
     _insist_on_viser()
     from anchor3r.viewer.server import serve_map

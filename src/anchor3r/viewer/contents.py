@@ -23,6 +23,8 @@ from anchor3r.viewer.levels import Levels, LevelsConfig, load_levels, save_level
 THUMBNAIL_SIDE = 128
 """Longer side in pixels of the pictures in camera frustums."""
 _UNKNOWN_FOV_RAD, _UNKNOWN_ASPECT = 1.0, 4 / 3
+CAMERA_DEPTH = 1 / 16
+"""How far the frustum of a camera reaches, in typical distances of points."""
 _FRAMED_POINTS = 20_000
 """Points that a view is framed by, evenly chosen from more."""
 _CACHE_GROWTH = 1.5  # the cache is written again once so many times as many points are held
@@ -228,6 +230,16 @@ class MapContents:
         points = self.levels.sample(_FRAMED_POINTS)
         points = points.select(np.isin(points.frame, poses.frames) & (points.confidence >= min_confidence))
         return to_world(points, poses)
+
+    def path(self, poses: Trajectory) -> NDArray[np.float64]:
+        """(n, 3) what a view of these poses has to show: the centres, or of a camera that stays in one place
+        the corners of its frustums."""
+        if not poses.only_turns():
+            return poses.center
+        shape, reach = self.camera(int(poses.frames[0])), CAMERA_DEPTH * self.depth()
+        high = reach * np.tan(shape.fov_rad / 2)
+        corners = np.array([[x * shape.aspect * high, y * high, reach] for x in (-1, 1) for y in (-1, 1)])
+        return (poses.center[:, None] + corners @ poses.rotation).reshape(-1, 3)
 
     def _camera(self, frame: int) -> FrustumShape:
         try:

@@ -23,7 +23,7 @@ from anchor3r.framing import oblique_axes, top_axes, upward
 from anchor3r.io.files import replacing
 from anchor3r.store import best_poses, load_map
 from anchor3r.trajectory import Trajectory
-from anchor3r.viewer.contents import MapContents
+from anchor3r.viewer.contents import CAMERA_DEPTH, MapContents
 from anchor3r.viewer.levels import LevelPoints, magnified
 from anchor3r.viewer.settings import ViewSettings
 from anchor3r.viewer.viewpoints import VERTICAL_FOV_RAD, viewpoint
@@ -85,7 +85,7 @@ def _page(contents: MapContents, points: LevelPoints, best: str) -> str:
         "pointSize": contents.depth() / 150 * magnified(len(points)),
         "confidence": ViewSettings.min_confidence, "cameras": ViewSettings.cameras,
         "begins": (1 + np.flatnonzero(np.diff(contents.part_of(frames)))).tolist(),
-        "aspect": shape.aspect, "cameraFov": shape.fov_rad,
+        "aspect": shape.aspect, "cameraFov": shape.fov_rad, "reach": CAMERA_DEPTH * contents.depth(),
     }  # fmt: skip
     template = files("anchor3r.viewer").joinpath("page.html").read_text()
     return template.replace("/*DATA*/", f"const HEAD = {_script(head)}, DATA = {_script(_packed(arrays))};")
@@ -132,11 +132,14 @@ def _component(
     key = f"truth {name} {label}"
     if aligned is not None:
         arrays[key] = aligned[0].astype("<f4")
-    views = {"whole": viewpoint(oblique_axes, poses, seen), "above": viewpoint(top_axes, poses, seen)}
+    path = contents.path(poses)
+    axes = {"whole": oblique_axes, "above": top_axes}
+    views = {view: viewpoint(axes_of, poses, seen, path) for view, axes_of in axes.items()}
     return {
         "frames": f"{poses.frames[0]}–{poses.frames[-1]}",
         "count": len(poses),
         "up": upward(poses, seen).tolist(),
+        "lack": poses.lack_of_translation(),
         "truth": key if aligned is not None else None,
         "views": {
             view: {part: value.tolist() for part, value in asdict(chosen).items()}

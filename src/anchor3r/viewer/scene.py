@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from anchor3r.geometry import quat_from_rotation
 from anchor3r.trajectory import Trajectory
-from anchor3r.viewer.contents import MapContents, uncertainty
+from anchor3r.viewer.contents import CAMERA_DEPTH, MapContents, uncertainty
 from anchor3r.viewer.levels import Cut, LevelPoints, Segment, magnified, to_world
 from anchor3r.viewer.settings import MAX_POINTS, ColourBy, ViewSettings
 from anchor3r.viewer.viewpoints import picked
@@ -199,7 +199,7 @@ class MapScene:
         step = 1
         while settings.cameras and len(poses) > step * settings.cameras:
             step *= 2
-        scale = contents.depth() / 16
+        scale = CAMERA_DEPTH * contents.depth()
         wanted: dict[str, tuple[int, float, tuple[int, int, int]]] = {}
         if settings.cameras:
             rows = range(0, len(poses), step)

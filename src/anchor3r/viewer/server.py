@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import viser
+from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.framing import oblique_axes, top_axes, upward
 from anchor3r.store.database import holds_map
+from anchor3r.trajectory import Trajectory
 from anchor3r.viewer.contents import MapContents
 from anchor3r.viewer.guard import guarded
 from anchor3r.viewer.panel import Panel
@@ -133,7 +135,8 @@ class MapServer:
         depth, up = self._contents.depth(), upward(poses)
         num_seen = len(self._contents.levels)
         if len(poses) >= 2 * self._num_placed or (self._is_first_look and num_seen > self._num_seen):
-            whole = viewpoint(oblique_axes, poses, self._contents.seen_from(poses, settings.min_confidence))
+            points, path = self._seen(poses, settings)
+            whole = viewpoint(oblique_axes, poses, points, path)
             place_initially(self._server, whole, depth, move_clients=self._is_first_look)
             self._num_placed, self._num_seen = len(poses), num_seen
             self._is_first_look = not self._is_read
@@ -151,8 +154,13 @@ class MapServer:
         poses = self._contents.poses(settings.poses, settings.component)
         if len(poses):
             axes = top_axes if self._panel.view.value == "from above" else oblique_axes
-            points = self._contents.seen_from(poses, settings.min_confidence)
-            look_from(event.client, viewpoint(axes, poses, points))
+            look_from(event.client, viewpoint(axes, poses, *self._seen(poses, settings)))
+
+    def _seen(
+        self, poses: Trajectory, settings: ViewSettings
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Points (n, 3) and the path (m, 3) that a view of these poses is framed by."""
+        return self._contents.seen_from(poses, settings.min_confidence), self._contents.path(poses)
 
     def _note_click(self, click: viser.SceneClickEvent) -> None:
         self._clicks.put(click)
@@ -274,6 +282,7 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     if growing:
         lines[0] += ", growing"
     num_components = len(contents.components(settings.poses))
+    lack = contents.trajectories[settings.poses].lack_of_translation()
     if num_components > 1:
         shown = len(contents.poses(settings.poses, settings.component))
         lines.append(
@@ -287,6 +296,8 @@ def in_words(contents: MapContents, settings: ViewSettings, num_points: int, gro
     elif num_points:
         sure = f", confidence ≥ {settings.min_confidence:g}" if settings.min_confidence else ""
         lines.append(f"{num_points:,} points shown{sure}")
+    elif not len(contents.levels) and lack is not None:
+        lines.append(f"**{lack[0].upper()}{lack[1:]}.**")
     elif not len(contents.levels):
         lines.append("**The map has poses but no points**, or none that have been read so far.")
     else:

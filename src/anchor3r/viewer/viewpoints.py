@@ -32,14 +32,16 @@ def viewpoint(
     axes_of: Callable[[Trajectory, NDArray[Any], NDArray[np.float64]], NDArray[np.float64]],
     poses: Trajectory,
     points: NDArray[np.float32],
+    path: NDArray[np.float64],
 ) -> Viewpoint:
-    """From where all of these poses and the bulk of these points (n, 3) are seen, along the chosen axes."""
+    """From where all of the path (m, 3) of these poses and the bulk of these points (n, 3) are seen, along
+    the chosen axes."""
     up = upward(poses, points)
     axes = axes_of(poses, points, up)
     # As wide as high: the panel covers a part of a wide window.
     tangents = np.full(2, _FILLED * np.tan(VERTICAL_FOV_RAD / 2))
-    position = standing_point(axes, tangents, points, poses.center)
-    low, high = bounds((points - position) @ axes[2:].T, (poses.center - position) @ axes[2:].T)
+    position = standing_point(axes, tangents, points, path)
+    low, high = bounds((points - position) @ axes[2:].T, (path - position) @ axes[2:].T)
     look_at = position + float((low + high)[0] / 2) * axes[2]
     return Viewpoint(position, look_at, -axes[1] if axes_of is top_axes else up)
 
