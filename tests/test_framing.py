@@ -40,6 +40,14 @@ def test_the_nearest_place_has_everything_in_view_and_no_room_left(seed: int) ->
     assert_allclose((seen.max(0) / TANGENTS).max(), 1)
 
 
+def test_the_scene_is_in_the_middle_of_the_picture() -> None:
+    """Also where there is room left: the near end of a drive is low in the picture, its far end high."""
+    path = np.linspace((-4, 1.0, 2), (4, -1.0, 12), 50)
+    seen = tangents_of(path, np.eye(3), standing_point(np.eye(3), TANGENTS, np.empty((0, 3)), path))
+    assert_allclose(seen.max(0), -seen.min(0), rtol=1e-4)
+    assert seen[:, 1].max() < 0.8 * TANGENTS[1], "with room left above and below"
+
+
 def test_strays_are_left_out_and_the_path_never() -> None:
     rng = np.random.default_rng(0)
     points, path = room(rng), np.linspace((-0.2, 0, 0), (0.2, 0, 0), 10)

@@ -29,6 +29,10 @@ _UPRIGHT, _DOWNWARD = 0.5, 0.8
 below the first and above the second; no camera that is held upright is."""
 _FLAT = 0.1
 """Thickness of the points over their width below which they are a plane: seen from its edge it is a line."""
+_CENTRING_STEPS = 40
+"""Halvings of a scene's extent until its middle is found, as exactly as numbers are."""
+_IN_FRONT = 1e-9
+"""Least distance along the view: stray points may lie behind it."""
 _MIN_PLANE_POINTS, _PLANE_POINTS, _PLANE_ROUNDS, _ON_PLANE = 30, 5_000, 4, 0.9
 """Fewest and most points that a plane is fitted to, how often, and the part of them nearest to it that the
 next fit is to."""
@@ -100,7 +104,7 @@ def oblique_axes(poses: Trajectory, points: NDArray[Any], up: Floats) -> Floats:
 def standing_point(
     camera_from_world: Floats, tangents: NDArray[Any], points: NDArray[Any], path: NDArray[Any]
 ) -> Floats:
-    """(3,) the nearest place from which a perspective camera sees the scene.
+    """(3,) the nearest place from which a perspective camera sees the scene, in the middle of its picture.
 
     tangents: (2,) of half the horizontal and half the vertical angle of view. A point (x, y, z) along the
     camera's axes is seen from (u, v, w) if |x - u| ≤ t (z - w), and so for y: two bounds on u ± t w, which
@@ -112,7 +116,20 @@ def standing_point(
     nearest, farthest = bounds(seen, required)
     clearance = 0.05 * float(np.linalg.norm(farthest - nearest)) or 1.0
     w = min(float(((right - left) / (2 * tangents)).min()), float(nearest[2]) - clearance)
-    return np.array([*(left + right) / 2, w]) @ camera_from_world
+    middle = [_centred(seen[:, [k, 2]], required[:, [k, 2]], w) for k in (0, 1)]
+    return np.array([*middle, w]) @ camera_from_world
+
+
+def _centred(points: Floats, path: Floats, w: float) -> float:
+    """u from which the slopes (x - u) / (z - w) of points and path (n, 2) reach as far to one side as to the
+    other: what is near takes more of a picture than what is far."""
+    nearest, farthest = bounds(points, path)
+    low, high = float(nearest[0]), float(farthest[0])
+    for _ in range(_CENTRING_STEPS):
+        u = (low + high) / 2
+        slopes = [(p[:, :1] - u) / np.maximum(p[:, 1:] - w, _IN_FRONT) for p in (points, path)]
+        low, high = (u, high) if float(np.sum(bounds(*slopes))) > 0 else (low, u)
+    return (low + high) / 2
 
 
 def _sloped(points: Floats, tangents: NDArray[Any]) -> Floats:

@@ -16,6 +16,8 @@ _HARDLY_A_TURN = 1e-3
 """Radians, about a pixel of most images: what noise and compression make of a camera that stands still."""
 _ONLY_ROUNDING = 1e-9
 """Extent of a path, in the map's own unit, that rounding gives to a camera without translation."""
+_SHUFFLES, _CHANCE = 200, 0.05
+"""Orders that places are put in at random, and the part of them that may be as short as the true one."""
 MIN_ALIGNED_POSES = 3
 """Fewer do not fix an alignment with another trajectory."""
 
@@ -120,6 +122,14 @@ class Trajectory:
         if not self.only_turns():
             return None
         return STOOD_STILL if self.stands_still() else ONLY_TURNED
+
+    def is_in_order(self) -> bool:
+        """Whether each pose lies near the one before, as on a path: chance would make so short a path of the
+        same places in one case out of twenty at most."""
+        part, rng = self.largest_component(), np.random.default_rng(0)
+        length = part.path_length()
+        shuffled = [distance_along(rng.permutation(part.center), None)[-1] for _ in range(_SHUFFLES)]
+        return sum(other <= length for other in shuffled) < _CHANCE * _SHUFFLES
 
     def pose(self, k: int) -> FramePose:
         """The k-th pose by itself."""

@@ -13,6 +13,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, umeyama
 from anchor3r.pipeline import photos
 from anchor3r.pipeline.shortfall import separate_photographs
+from anchor3r.report import picture
 from anchor3r.sources import Frame, open_source
 from anchor3r.store import load_map
 
@@ -74,6 +75,10 @@ def test_a_shuffled_orbit_is_mapped(
         found = np.isfinite(points.points_in_camera[..., 2])
         assert found.sum() > 300
         assert np.median(points.confidence[found]) > 0.5
+        (scene,) = picture.scenes_of(scene_map, "online")
+        assert {len(piece) for piece in scene.paths["online"]} == {1}, "no line leads through all of them"
+        as_taken = np.argsort([frame.index for frame in room])
+        assert scene_map.trajectory().select(as_taken).is_in_order()
     for form in ("colmap", "ply"):
         assert cli.main(["export", str(out), "--format", form, "--out", str(tmp_path / form)]) == 0
 

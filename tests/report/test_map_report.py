@@ -148,8 +148,8 @@ def test_jumps_of_unit_and_position_are_named(street: Map) -> None:
     log_scale[30:] = np.log(1.5)
     center[45:, 0] += 20
     text = warnings_with(street, replace(smooth, log_scale=log_scale, center=center))
-    assert "the scale jumps 1 times by more than 1.2×, at most by 1.50× at frame 30: 30" in text
-    assert "the camera jumps 1 times by more than 6 usual steps: 45" in text
+    assert "the scale jumps once by more than 1.2×, at most by 1.50× at frame 30: 30" in text
+    assert "the camera jumps once by more than 6 usual steps: 45" in text
     parted = replace(smooth, center=center, component=(np.arange(60) >= 45).astype(np.int64))
     assert "the camera jumps" not in warnings_with(street, parted), "components are not related"
     assert "tracking broke: the map has 2 components" in warnings_with(street, parted)

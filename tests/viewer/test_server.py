@@ -140,7 +140,7 @@ def test_the_first_view_has_the_map_in_frame(street: Path) -> None:
         contents.refresh()
         contents.build()
         poses = contents.poses("online")
-        seen, path = contents.seen_from(poses, 0.5), contents.path(poses)
+        seen, path = contents.seen_from(poses, 0.5), contents.framed(poses)
     for axes in (oblique_axes, top_axes):
         first = viewpoint(axes, poses, seen, path)
         forward = (first.look_at - first.position) / np.linalg.norm(first.look_at - first.position)

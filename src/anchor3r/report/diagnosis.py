@@ -109,7 +109,7 @@ def warnings_of(
     """Sentences about what looks wrong; none if nothing does."""
     return [
         *_missing_frames(scene_map, scene_map.frames(), trajectory),
-        *_jumps(trajectory, scene_map.part_of(trajectory.frames), config),
+        *_jumps(trajectory, scene_map.path_of(trajectory.frames), config),
         *_camera(scene_map),
         *([told] if (told := trajectory.lack_of_translation()) else _weak_points(survey, config)),
         *_bad_edges(residuals, config),
@@ -142,12 +142,12 @@ def _missing_frames(scene_map: Map, table: FrameTable, trajectory: Trajectory) -
         yield f"mapping ended early: {len(table)} of {expected} frames are in the map"
 
 
-def _jumps(trajectory: Trajectory, part: NDArray[np.int64], config: DiagnosisConfig) -> Iterator[str]:
-    """part: (n,) of a merged map, from one to the next of which nothing moves."""
+def _jumps(trajectory: Trajectory, path: NDArray[np.int64], config: DiagnosisConfig) -> Iterator[str]:
+    """path: (n,) on which a pose lies, from one to the next of which nothing moves."""
     if len(trajectory) < 3:
         return
     component = np.zeros(len(trajectory)) if trajectory.component is None else trajectory.component
-    together = (np.diff(component) == 0) & (np.diff(part) == 0)
+    together = (np.diff(component) == 0) & (np.diff(path) == 0)
     if trajectory.log_scale is not None:
         factor = np.exp(np.abs(np.diff(trajectory.log_scale)))
         at = np.flatnonzero(together & (factor > config.scale_jump))

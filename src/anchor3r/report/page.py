@@ -151,12 +151,13 @@ def _facts(found: _Findings) -> str:
     counts, runtime, loops = scene_map.counts(), scene_map.runtime(), scene_map.loops(found.poses)
     unit = scene.metres_per_unit or 1.0
     path = trajectory.path_length() * unit
+    has_path = not np.diff(scene_map.path_of(trajectory.frames)).all()
     facts = {
         "frames": f"{counts.frames}",
         "with a pose": f"{len(trajectory)}",
         "lost": f"{counts.lost}",
         "components": f"{counts.components}",
-        "path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}",
+        **({"path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}"} if has_path else {}),
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",
         **{f"measured by {name}": f"{count}" for name, count in scene_map.answers().items()},

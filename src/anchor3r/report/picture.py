@@ -232,9 +232,9 @@ def _normals(points: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _pieces(scene_map: Map, trajectory: Trajectory) -> list[NDArray[np.float64]]:
-    """Centres of each component, in a merged map of each part by itself."""
+    """Centres of each component, in a merged map of each part by itself; of photographs in no order, each."""
     component = np.zeros(len(trajectory), np.int64) if trajectory.component is None else trajectory.component
-    label = np.stack([component, scene_map.part_of(trajectory.frames)], 1)
+    label = np.stack([component, scene_map.path_of(trajectory.frames)], 1)
     return [trajectory.center[(label == piece).all(1)] for piece in np.unique(label, axis=0)]
 
 
@@ -382,6 +382,10 @@ def _show(ax: Axes, panel: _Panel, scene: PictureScene) -> None:
         for k, piece in enumerate(scene.paths[name]):
             pixels, _ = panel.camera.project(piece)
             label = name if k == 0 else None
+            if len(piece) == 1:
+                dot = {"marker": "o", "markersize": 3, "linestyle": "none", "zorder": 3 - 0.1 * order}
+                ax.plot(*pixels.T, color=colour, label=label, **dot)
+                continue
             if name == TRUTH:
                 ax.plot(*pixels.T, color="white", linestyle=(0, (4, 3)), linewidth=1.2, label=label, zorder=4)
                 continue

@@ -241,6 +241,13 @@ class Map(StoredLoops):
         """(n,) which of its parts frames (n,) are of; 0 in a map of one source."""
         return part_of(frames, self.parts())
 
+    def path_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) numbers of the paths that frames (n,) lie on: those of its parts; photographs in no order have
+        one each."""
+        if self.is_of_photographs and not self.trajectory().is_in_order():
+            return frames.copy()
+        return self.part_of(frames)
+
     @decodes
     def table_rows(self, table: str) -> Iterator[dict[str, Any]]:
         """The rows of a table as they are kept, checked, one by one; for copies of the map."""

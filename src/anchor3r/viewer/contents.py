@@ -123,9 +123,9 @@ class MapContents:
         fused, poses = self._fused
         return fused.seen_first_in(frame, poses)
 
-    def part_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(n,) which part of a merged map frames (n,) are of, from one to the next of which no path leads."""
-        return self._scene_map.part_of(frames)
+    def path_of(self, frames: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(n,) which path frames (n,) lie on, as `Map.path_of`."""
+        return self._scene_map.path_of(frames)
 
     @property
     def online(self) -> Trajectory:
@@ -231,7 +231,7 @@ class MapContents:
         points = points.select(np.isin(points.frame, poses.frames) & (points.confidence >= min_confidence))
         return to_world(points, poses)
 
-    def path(self, poses: Trajectory) -> NDArray[np.float64]:
+    def framed(self, poses: Trajectory) -> NDArray[np.float64]:
         """(n, 3) what a view of these poses has to show: the centres, or of a camera that stays in one place
         the corners of its frustums."""
         if not poses.only_turns():

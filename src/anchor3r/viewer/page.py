@@ -84,7 +84,7 @@ def _page(contents: MapContents, points: LevelPoints, best: str) -> str:
         "fov": VERTICAL_FOV_RAD, "depth": contents.depth(),
         "pointSize": contents.depth() / 150 * magnified(len(points)),
         "confidence": ViewSettings.min_confidence, "cameras": ViewSettings.cameras,
-        "begins": (1 + np.flatnonzero(np.diff(contents.part_of(frames)))).tolist(),
+        "begins": (1 + np.flatnonzero(np.diff(contents.path_of(frames)))).tolist(),
         "aspect": shape.aspect, "cameraFov": shape.fov_rad, "reach": CAMERA_DEPTH * contents.depth(),
     }  # fmt: skip
     template = files("anchor3r.viewer").joinpath("page.html").read_text()
@@ -132,7 +132,7 @@ def _component(
     key = f"truth {name} {label}"
     if aligned is not None:
         arrays[key] = aligned[0].astype("<f4")
-    path = contents.path(poses)
+    path = contents.framed(poses)
     axes = {"whole": oblique_axes, "above": top_axes}
     views = {view: viewpoint(axes_of, poses, seen, path) for view, axes_of in axes.items()}
     return {

@@ -93,7 +93,7 @@ class MapScene:
         within = (poses.frames >= settings.first) & (poses.frames <= settings.last)
         seen = poses.select(within)
         self._show_clouds(contents, poses, settings)
-        self._show_trajectory(poses, within, contents.part_of(poses.frames), settings.colour_by)
+        self._show_trajectory(poses, within, contents.path_of(poses.frames), settings.colour_by)
         self._show_loops(contents, poses, settings)
         aligned = contents.aligned_truth(poses) if settings.truth and len(poses) else None
         path = np.empty((0, 3)) if aligned is None else aligned[0]
@@ -154,11 +154,11 @@ class MapScene:
             self._clouds.pop(key).handle.remove()
 
     def _show_trajectory(
-        self, poses: Trajectory, within: NDArray[np.bool_], part: NDArray[np.int64], colour_by: ColourBy
+        self, poses: Trajectory, within: NDArray[np.bool_], path: NDArray[np.int64], colour_by: ColourBy
     ) -> None:
         values = np.linspace(0, 1, len(poses)) if colour_by == "time" else ranks(uncertainty(poses))
         shades = ramp(values)
-        joined = within[:-1] & within[1:] & (np.diff(part) == 0)
+        joined = within[:-1] & within[1:] & (np.diff(path) == 0)
         segments = np.stack([poses.center[:-1], poses.center[1:]], 1)[joined]
         self._show_lines("/trajectory", segments, np.stack([shades[:-1], shades[1:]], 1)[joined])
 

@@ -160,7 +160,7 @@ class MapServer:
         self, poses: Trajectory, settings: ViewSettings
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Points (n, 3) and the path (m, 3) that a view of these poses is framed by."""
-        return self._contents.seen_from(poses, settings.min_confidence), self._contents.path(poses)
+        return self._contents.seen_from(poses, settings.min_confidence), self._contents.framed(poses)
 
     def _note_click(self, click: viser.SceneClickEvent) -> None:
         self._clicks.put(click)
