@@ -45,7 +45,7 @@ class Datum:
         return _geodetic(np.asarray(local, np.float64) @ self._local_from_earth() + self._origin())
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The datum as JSON."""
         return {
             "latitude_deg": self.latitude_deg,
             "longitude_deg": self.longitude_deg,

@@ -18,6 +18,8 @@ _ONLY_ROUNDING = 1e-9
 """Extent of a path, in the map's own unit, that rounding gives to a camera without translation."""
 _SHUFFLES, _CHANCE = 200, 0.05
 """Orders that places are put in at random, and the part of them that may be as short as the true one."""
+MAX_TIME_DIFFERENCE_S = 0.02
+"""Between poses, or a frame and a pose, that are taken for one moment; as in the tools of TUM RGB-D."""
 MIN_ALIGNED_POSES = 3
 """Fewer do not fix an alignment with another trajectory."""
 

@@ -15,6 +15,8 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import check_output
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
+from anchor3r.store import OFFLINE
+from anchor3r.trajectory import MAX_TIME_DIFFERENCE_S
 from anchor3r.workers import WorkerSettings
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
 Format = Literal["auto", "tum", "kitti", "euroc", "matrices", "longstream"]
 Align = Literal["sim3", "se3", "none"]
-OFFLINE = "offline"
 _MOST_SEEDS = 100_000
 _MOST_ATTENTION_FRAMES = 2_000
 _MAPPING = MapSettings()
@@ -38,7 +39,7 @@ def trajectory(
     align: Align = "sim3",
     estimate_format: Format = "auto",
     reference_format: Format = "auto",
-    max_time_difference: float = 0.02,
+    max_time_difference: float = MAX_TIME_DIFFERENCE_S,
     poses: str | None = None,
     out: Path | None = None,
     as_json: Json = False,

@@ -125,7 +125,7 @@ def _tell(message: str, code: int = 1) -> int:
 
 
 def _tell_programs(message: str, code: int) -> None:
-    """The same as an object on the standard output, where --json asks for objects."""
+    """Prints an error as an object on the standard output, where --json asks for objects."""
     from anchor3r.cli.output import print_json_error
 
     print_json_error(message, code)

@@ -12,7 +12,7 @@ import tyro
 from anchor3r.cli.output import Json
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.files import check_output
-from anchor3r.pipeline.settings import Method
+from anchor3r.pipeline.settings import Method, RefineSettings
 
 if TYPE_CHECKING:
     from anchor3r.geometry import SE3
@@ -24,7 +24,7 @@ _OUT_SUFFIXES = (".txt", ".tum")
 
 def solve(
     path: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="GRAPH")],
-    method: Method = "joint",
+    method: Method = RefineSettings.method,
     loss: Literal["gm", "none"] = "gm",
     out: Path | None = None,
     report: Path | None = None,

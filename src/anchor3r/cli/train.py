@@ -75,7 +75,8 @@ class DataOptions:
     """With --data: the part of the clips that still comes from what the recipe brings itself, such as
     rendered worlds, so that a network that adapts to a few places does not forget the rest."""
     held_out: tuple[str, ...] = ()
-    """The same, to validate on. Otherwise one of fifty places of each data set is."""
+    """Data sets or maps to validate on, written as for --data. Without any, one of fifty places of each data
+    set is held out."""
 
     def opened(self, recipe: str) -> dict[str, Any]:
         """What is trained on and validated on, as arguments of `load_recipe`; says what was found."""
@@ -108,7 +109,7 @@ class RecipeOptions:
     accumulate: int | None = None
     """Micro-batches of a step."""
     learning_rate: float | None = None
-    """Its peak; a tenth of the recipe's or less for a short adaptation with --init."""
+    """Peak of the learning rate; a tenth of the recipe's or less for a short adaptation with --init."""
     init: str | None = None
     """Checkpoint to start from; tiny is the one that ships."""
     encoder: str | None = None
@@ -118,7 +119,7 @@ class RecipeOptions:
     """ddp or fsdp."""
 
     def given(self) -> dict[str, Any]:
-        """Those that are not left to the recipe, as arguments of `load_recipe`."""
+        """The options that are not left to the recipe, as arguments of `load_recipe`."""
         names = {"clips": "clips_per_process", "encoder": "encoder_init"}
         values = {names.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
         if self.init == "tiny":

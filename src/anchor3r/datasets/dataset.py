@@ -69,7 +69,7 @@ class SequenceTable:
     images: tuple[str, ...]
     """What the data set finds a picture by: mostly its file, relative to the root."""
     depths: tuple[str, ...] = ()
-    """The same of depth; empty where the sequence has none, "" where a frame has none."""
+    """What the data set finds depth by; empty where the sequence has none, "" where a frame has none."""
     camera_from_world: NDArray[np.float64]
     """(n, 3, 4), NaN where a frame has no pose"""
     cameras: NDArray[np.float64]
@@ -93,7 +93,7 @@ class SequenceTable:
         return np.asarray(finite & (self.cameras[:, :2] > 0).all(axis=1))
 
     def camera(self, index: int, width: int, height: int) -> Pinhole:
-        """Of a frame, whose picture has this size."""
+        """The camera of a frame whose picture has this size."""
         fx, fy, cx, cy = self.cameras[index].tolist()
         return Pinhole(fx, fy, cx, cy, width, height)
 
@@ -111,11 +111,11 @@ class Picture:
     depth_m: NDArray[np.float32] | None = None
     """(H, W) along z, 0 where unknown; in the sequence's unit where that is not the metre"""
     camera: Pinhole | None = None
-    """If it is another one than the table says."""
+    """The camera, if it is another one than the table says."""
     confidence: NDArray[np.float32] | None = None
     """(H, W) in 0–1, how far depth is to be trusted; None where it is true"""
     pose_confidence: float = 1.0
-    """The same of the pose."""
+    """In 0–1, how far the pose is to be trusted."""
 
 
 class DataSet(ABC):
@@ -127,7 +127,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def names(self, files: Files) -> list[str]:
-        """Of all sequences, without opening any."""
+        """Names of all sequences, without opening any."""
 
     @abstractmethod
     def index(self, files: Files, name: str) -> SequenceTable:

@@ -83,7 +83,7 @@ class Files(ABC):
         return table
 
     def lines(self, name: str) -> list[str]:
-        """Of a text file, without comments that begin with #."""
+        """The lines of a text file, without comments that begin with #."""
         return [line for line in self.text(name).splitlines() if not line.startswith("#")]
 
     def json(self, name: str) -> object:
@@ -213,7 +213,7 @@ def _joined(folder: str, name: str) -> str:
 
 
 def _sorted(names: list[str]) -> tuple[str, ...]:
-    """In natural order, hidden ones apart."""
+    """Names in natural order, without hidden ones."""
     return tuple(sorted((name for name in names if not name.startswith(".")), key=natural_key))
 
 

@@ -109,7 +109,7 @@ def _components(trajectory: Trajectory) -> NDArray[np.int64]:
 
 
 def _camera(root: Path, frame: int) -> Pinhole:
-    """Of a frame whose source knew none, the one that the map has found."""
+    """The camera of a frame: where its source knew none, the one that the map has found."""
     return _opened(root).intrinsics(frame) or _common_camera(root, os.getpid())
 
 

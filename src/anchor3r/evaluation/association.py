@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.trajectories import TrajectoryFormat, read_trajectory
 from anchor3r.store import best_poses, load_map
-from anchor3r.trajectory import MIN_ALIGNED_POSES, Trajectory, nearest_in_time
+from anchor3r.trajectory import MAX_TIME_DIFFERENCE_S, MIN_ALIGNED_POSES, Trajectory, nearest_in_time
 
 Indices = NDArray[np.intp]
 
-MAX_DIFFERENCE_S = 0.02
-"""As the TUM RGB-D tools."""
-
 
 def associate(
-    first_s: NDArray[np.float64], second_s: NDArray[np.float64], max_difference_s: float = MAX_DIFFERENCE_S
+    first_s: NDArray[np.float64],
+    second_s: NDArray[np.float64],
+    max_difference_s: float = MAX_TIME_DIFFERENCE_S,
 ) -> tuple[Indices, Indices]:
     """Indices (k,), (k,) into ascending series: each stamp of the shorter with its nearest in the other."""
     if len(second_s) > len(first_s):
@@ -64,7 +63,7 @@ def paired(
     estimate_path: Path,
     reference: Trajectory,
     reference_path: Path,
-    max_difference_s: float = MAX_DIFFERENCE_S,
+    max_difference_s: float = MAX_TIME_DIFFERENCE_S,
 ) -> tuple[Trajectory, Trajectory]:
     """The poses of both that belong together: by time where both have stamps, else in order.
 

@@ -48,7 +48,7 @@ def draw_figures(
 
 
 def _errors(runs: dict[Path, Results], sequence: str) -> dict[str, TrajectoryErrors]:
-    """Of every method and refinement, from its trajectory file."""
+    """Errors of every method and refinement, from its trajectory file."""
     found: dict[str, TrajectoryErrors] = {}
     for path, run in runs.items():
         folder = path.parent / sequence

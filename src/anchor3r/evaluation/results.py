@@ -57,7 +57,7 @@ class Results:
     sequences: dict[str, SequenceResult] = field(default_factory=dict)
 
     def rows(self, metric: str) -> dict[str, Metrics]:
-        """Of each variant ("online", "offline"): the metric by sequence."""
+        """A metric of each variant ("online", "offline"), by sequence."""
         variants = dict.fromkeys(v for result in self.sequences.values() for v in result.variants)
         return {
             variant: {
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None in place of every number that JSON does not have."""
+    """A value with None in place of every number that JSON does not have."""
     if isinstance(value, Mapping):
         return {key: without_nan(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -103,7 +103,7 @@ def without_nan(value: Any) -> Any:
 
 
 def package_versions() -> dict[str, str]:
-    """Of Python and of the packages that decide the numbers."""
+    """Versions of Python and of the packages that decide the numbers."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:

@@ -40,7 +40,7 @@ class ScoredTrajectory:
     """Shares of true poses within the ellipsoids of the estimated ones; empty without covariances"""
 
     def metrics(self) -> dict[str, float]:
-        """Those of the errors, and how steady they are over the stream."""
+        """The metrics of the errors, and how steady they are over the stream."""
         named = self.errors.metrics() | {"coverage": self.coverage} | dict(self.within)
         if len(self.frames) < metrics.MIN_STREAM:
             return named

@@ -43,7 +43,7 @@ class Selection:
     """Frames to whose first sight the fused points are cut; None takes all."""
 
     def limited(self) -> Selection:
-        """The same with a budget of points, for readers that load them as a whole."""
+        """The selection with a budget of points, for readers that load them as a whole."""
         return self if self.max_points is not None else replace(self, max_points=POINT_BUDGET)
 
     def clouds(self, scratch: Path | None = None) -> Iterator[Cloud]:

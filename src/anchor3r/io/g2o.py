@@ -182,7 +182,7 @@ def _numbers(path: Path, tag: str, lines: list[tuple[int, list[str]]]) -> _Lines
 
 
 def _poses(path: Path, lines: _Lines) -> SE3:
-    """Of x y z qx qy qz qw."""
+    """Poses from columns x y z qx qy qz qw."""
     length = np.linalg.norm(lines.value[:, 3:7], axis=1)
     _refuse(
         path, lines, np.abs(length - 1) > _QUATERNION_TOLERANCE, "a quaternion that is not of unit length"

@@ -279,7 +279,7 @@ def _mean_points(voxels: NDArray[np.void], voxel_size: float) -> Cloud:
 
 
 def _spilled(table: NDArray[np.void], file: BinaryIO) -> NDArray[np.void]:
-    """The same table, at the end of a file instead of in memory."""
+    """A table moved from memory to the end of a file."""
     start = file.seek(0, 2)
     file.write(table.tobytes())
     file.flush()

@@ -65,7 +65,7 @@ class ScratchRecords:
 
 
 def _runs(rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Where stretches of consecutive numbers begin and end."""
+    """The first and the last of each stretch of consecutive numbers."""
     if not len(rows):
         return []
     cuts = np.flatnonzero(np.diff(rows) != 1) + 1

@@ -29,7 +29,7 @@ def read_table(path: Path, num_columns: int) -> NDArray[np.float64]:
 
 
 def read_numbered_table(path: Path, num_columns: int) -> tuple[list[int], NDArray[np.float64]]:
-    """The same, and in which line each row stands."""
+    """(n, num_columns) numbers of a file, n >= 1, and in which line each row stands."""
     rows = {line: parse_numbers(path, line, fields, num_columns) for line, fields in read_fields(path)}
     if not rows:
         raise Anchor3RError(f"{path} is empty; get it again, or remove it to go without")

@@ -60,9 +60,9 @@ class PlaceConfig:
     min_scale_sigma: float = 0.01
     """Spread of an event's log scale at least, however many depths agree."""
     max_angle_deg: float = 3.0
-    """Both directions of an event may differ by this angle"""
+    """Angle by which both directions of an event may differ."""
     max_apart: float = 0.2
-    """and by this part of the median distance of what was matched."""
+    """Distance by which they may differ, as a part of the median distance of what was matched."""
     localiser: LocaliserConfig = LocaliserConfig()
     """How features are matched, and how much has to speak for a pose."""
 

@@ -38,9 +38,10 @@ class ReinsertionConfig:
     """How much an event may disagree with itself and still be put to the graph."""
 
     max_angle_deg: float = 6.0
-    """Between edges of one direction (in the median), and between the two directions."""
+    """Difference between edges of one direction (in the median), and between the two directions, at most."""
     max_distance: float = 0.4
-    """The same for positions, as a part of the distance between the frames and of their windows' length."""
+    """Difference of their positions at most, as a part of the distance between the frames and of their
+    windows' length."""
     max_scale_drift: float = 1.5
     """A window without common depths keeps its scale if its distances are off by at most this factor: so
     much may have drifted, and the loop is to tell."""

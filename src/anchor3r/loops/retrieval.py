@@ -144,7 +144,7 @@ def whitened(
 
 
 def _whitened_by(values: Float, sample: Float, dimensions: int, noise_share: float) -> Float:
-    """The same with the statistics of a sample (m, d)."""
+    """Descriptors (n, d) whitened with the statistics of a sample (m, d)."""
     mean, p = sample.mean(0), max(1, min(dimensions, sample.shape[1], len(sample) // 4))
     _, singular, right = np.linalg.svd(sample - mean, full_matrices=False)
     kept = (values - mean) @ right[:p].T / (singular[:p] + noise_share * singular[:1] + 1e-12)

@@ -132,7 +132,7 @@ def _point(end: End, read: PointReader) -> SeenPoint:
 
 
 def _in_world(trajectory: Trajectory, frame: int, point: SeenPoint) -> tuple[Float, float]:
-    """Where a point is, and its spread, in the scale of the map as it is."""
+    """Place of a point, and its spread, in the scale of the map as it is."""
     pose = trajectory.pose(int(np.searchsorted(trajectory.frames, frame)))
     return pose.to_world(point.in_camera).astype(np.float64), point.sigma * float(np.exp(pose.log_scale))
 

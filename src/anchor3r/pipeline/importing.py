@@ -33,7 +33,7 @@ from anchor3r.predictors.interface import Predictor, WindowPrediction, WindowSta
 from anchor3r.snapshots import from_arrays, to_arrays
 from anchor3r.sources import Frame, Source
 from anchor3r.sources.images import ImageSequence, natural_key, read_depth
-from anchor3r.trajectory import Trajectory, nearest_in_time
+from anchor3r.trajectory import MAX_TIME_DIFFERENCE_S, Trajectory, nearest_in_time
 
 _MAX_GRID_SIDE = 128
 """Longer side of the point maps that are kept of depth images."""
@@ -49,7 +49,7 @@ class ImportSettings:
     pairing: Literal["auto", "time", "order"] = "auto"
     """Which pose belongs to which frame: the nearest in time, or the k-th to the k-th. If auto, by time where
     the file has times; COLMAP models name their images."""
-    max_time_difference: float = 0.02
+    max_time_difference: float = MAX_TIME_DIFFERENCE_S
     """Seconds between a frame and its pose at most."""
     world_to_camera: bool = False
     """Matrices of .npy and .npz files are world-to-camera instead of camera-to-world."""

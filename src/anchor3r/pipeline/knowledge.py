@@ -232,7 +232,7 @@ def _insist_on_sane(kind: PriorKind, names: Sequence[str]) -> None:
 def _scale_kinds(
     settings: PriorSettings, trajectory: Trajectory, read_point: PointReader | None
 ) -> Iterator[tuple[PriorKind, list[str]]]:
-    """Of what tells lengths alone."""
+    """The kinds of priors that tell lengths alone."""
     if settings.distance:
         assert read_point is not None
         yield distance_priors(settings.distance, settings.distance_sigma, trajectory, read_point)
@@ -388,7 +388,7 @@ class _Track:
 
 
 def _scales(camera_height: float, heights: GroundHeights) -> Scales:
-    """Of the windows in which the camera's height was measured."""
+    """Priors on the scales of the windows in which the camera's height was measured."""
     return Scales(
         rows=heights.frames[:, None],
         log_scale=np.log(camera_height) - heights.log_height,

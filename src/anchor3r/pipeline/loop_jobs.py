@@ -250,7 +250,7 @@ class _ByPlaces:
         return place
 
     def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
-        """Of the new keyframes with the places that they recognise, one each."""
+        """Events of the new keyframes with the places that they recognise, one each."""
         frames = np.array(self._keyframes.entries, np.int64)
         new = np.flatnonzero(np.isin(frames, [frame for frame, _ in seen.new_keyframes]))
         if not len(new):
@@ -339,7 +339,7 @@ class _ByWindows:
         self._keyframes.add((frame, descriptor))
 
     def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
-        """Of the places that look most alike, with the new keyframes."""
+        """Events of the new keyframes with the places that look most alike."""
         matches = self._matches(seen, odometry)
         if not matches:
             return []

@@ -125,7 +125,7 @@ def _predictor_of(scene_map: Map) -> str:
 
 
 def _another_camera(one: Map, other: Map) -> str | None:
-    """In what the cameras of two maps differ; None if they may be one."""
+    """What the cameras of two maps differ in; None if they may be one."""
     a, b = common_camera(one), common_camera(other)
     if (a.width, a.height) != (b.width, b.height):
         return f"images of {a.width}×{a.height} and {b.width}×{b.height}"

@@ -95,7 +95,7 @@ class Overlap:
     shift_px: float
     """Their median displacement at the size of matching; NaN without any."""
     shift: float
-    """The same as a part of the diagonal."""
+    """Their median displacement as a part of the diagonal; NaN without any."""
 
     @property
     def is_same_scene(self) -> bool:
@@ -219,7 +219,7 @@ def _cause(
     reasons: Mapping[int, NoPoseReason],
     read: ReadImage | None,
 ) -> Cause:
-    """Of a run of rows without a pose; `every` so many frames are anchors."""
+    """Why a run of rows has no pose; one frame out of `every` is an anchor."""
     if len(rows) == len(table) and len(table) < _FEW_FRAMES:
         return Cause.TOO_FEW_FRAMES
     if rows[-1] == len(table) - 1 and len(rows) < every:

@@ -81,7 +81,7 @@ def solve(
     event_of_group: Mapping[int, int],
     left_out: Collection[int] = (),
     vouched: Collection[int] = (),
-    method: Method = "joint",
+    method: Method,
     scale: Scale | None = None,
     known: Knowledge | None = None,
     join_supporters: int = 0,

@@ -186,7 +186,7 @@ def _vote(
 
 @kernel
 def _num_ones(value: np.uint64) -> int:
-    """Of 64 bits, added up in pairs, then in fours, then by a product."""
+    """Number of ones of 64 bits, added up in pairs, then in fours, then by a product."""
     value -= (value >> np.uint64(1)) & np.uint64(0x5555555555555555)
     value = (value & np.uint64(0x3333333333333333)) + (
         (value >> np.uint64(2)) & np.uint64(0x3333333333333333)

@@ -38,7 +38,7 @@ class PoseConfig:
     fit: float = 3.0
     """Standard deviations by which a match may be off."""
     coarse: float = 6.0
-    """The same while the pose is searched for."""
+    """Standard deviations by which a match may be off while the pose is searched for."""
     iterations: int = 500
     """Samples of three matches that are tried."""
     largest_depth_sigma: float = 0.3

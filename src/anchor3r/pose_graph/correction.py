@@ -97,7 +97,7 @@ class OnlineCorrection:
         return Corrections(turn @ one.rotation, center, target, log_scale)
 
     def to_bytes(self) -> bytes:
-        """As doubles, 19 a node."""
+        """The correction as doubles, 19 a node."""
         moves = self.moves
         columns = [self.frames, self.track, self.component, moves.log_scale]
         table = np.concatenate(

@@ -415,7 +415,7 @@ class _Refinement:
         self._loosen_ties(drift.scale_rate)
 
     def _trust_scales(self, alone: PoseState, known: Knowledge) -> None:
-        """The same by scales that are known all along: how far those of the windows wander from them.
+        """Makes windows as uncertain as their scales wander from those that are known all along.
 
         They do not tell how directions drift; so windows count without copies of one another.
         """
@@ -428,7 +428,7 @@ class _Refinement:
                     self._loosen_ties(rate)
 
     def _trust_directions(self, alone: PoseState, known: Knowledge) -> None:
-        """The same by where down is: how far the windows' own down wanders."""
+        """Makes windows as uncertain as their own down wanders from where it is known to be."""
         for kind in known.kinds:
             if not isinstance(kind, Directions):
                 continue

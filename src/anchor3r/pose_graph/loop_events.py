@@ -286,7 +286,7 @@ def _spread(value: Float, event_of: Int, counts: Bool) -> Float:
 
 
 def _quantile(significance: float) -> float:
-    """Of the length of the difference of two 3-vectors of unit Gaussians."""
+    """A quantile of the length of the difference of two 3-vectors of unit Gaussians."""
     return float(np.sqrt(2 * chi2.isf(significance, 3)))
 
 

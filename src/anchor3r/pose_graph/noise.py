@@ -114,7 +114,7 @@ class ErrorModelEstimator:
         return ErrorModel(self.information(), self._width_sq * self._inflation), self._inflation
 
     def __call__(self, state: PoseState) -> ErrorModel | None:
-        """The same, None if it has hardly changed; that of plain squares never does."""
+        """The model that the errors of a state suggest; None if it has hardly changed."""
         if np.isinf(self._width_sq) or not self._update(state):
             return None
         return ErrorModel(self.information(), self._width_sq * self._inflation)

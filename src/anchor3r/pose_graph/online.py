@@ -38,7 +38,7 @@ class OnlineConfig:
     single_vote_sigma_rad: float = float(np.radians(1.0))
     """Standard deviation of the rotation about each axis when there is but one vote, hence no spread."""
     single_vote_sigma_relative: float = 0.05
-    """Likewise of the centre, as a part of the edge's length."""
+    """Standard deviation of the centre when there is but one vote, as a part of the edge's length."""
 
     def __post_init__(self) -> None:
         if self.num_starts < 1 or self.max_iterations < 1:

@@ -177,7 +177,7 @@ class OnlinePlacement:
         return axes
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The placement as JSON."""
         return {
             "component": self.component,
             "units": "m",
@@ -191,7 +191,7 @@ class OnlinePlacement:
         } | ({} if self.datum is None else {"datum": self.datum.as_dict()})
 
     def to_bytes(self) -> bytes:
-        """As doubles."""
+        """The placement as doubles."""
         whole = [self.component, self.positions, self.positions_cut, self.scale, self.is_upright_assumed]
         place = [self.latitude_deg, self.longitude_deg, self.altitude_m]
         parts = [whole, place, self.rotation.ravel(), self.translation, self.middle, self.covariance.ravel()]

@@ -96,7 +96,7 @@ class Knowledge:
     """if that of the positions is to be set; its rows are frames, too"""
 
     def in_rows(self, frames: Int) -> Knowledge:
-        """The same with rows of ascending frames (n,) in place of frames."""
+        """What is known with rows of ascending frames (n,) in place of frames."""
         kinds, clock = tuple(in_rows(kind, frames) for kind in self.kinds), self.clock
         if clock is not None:
             at = clock.at

@@ -60,7 +60,7 @@ class PoseState(NamedTuple):
 
     @staticmethod
     def of(poses: SE3, log_scale: Float | None = None) -> PoseState:
-        """Of camera_from_world (n,); scales are 1 unless given."""
+        """The state of camera_from_world (n,); scales are 1 unless given."""
         if log_scale is None:
             log_scale = np.zeros(len(poses))
         return PoseState(

@@ -33,7 +33,7 @@ class Report:
     cost: float
     """The solver's objective at the values returned."""
     initial_cost: float
-    """The same objective at the start."""
+    """The solver's objective at the start."""
     gap: float | None = None
     """Certified upper bound on (cost - optimum) / cost, where the method has one."""
     num_frames: int

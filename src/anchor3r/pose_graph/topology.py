@@ -43,7 +43,7 @@ class Topology:
         return analyse(len(self.frames), self.i, self.t)
 
     def restricted(self, which: NDArray[np.bool_]) -> Topology:
-        """The same frames and components with only the edges of a mask; those left out have no weight."""
+        """The topology with only the edges of a mask, and all frames and components."""
         return Topology(self.frames, self.i[which], self.t[which], self.component, self.gauge)
 
 

@@ -84,11 +84,11 @@ class EventVerdict:
     way_frames: float
     """frames of odometry on the shortest way around the loop without this revisit"""
     rotation_error_deg: float
-    """between the event and the map without its revisit"""
+    """angle between the event and the map without its revisit"""
     translation_error: float
-    """the same, in the map's scale"""
+    """distance between the event and the map without its revisit, in the map's scale"""
     log_scale_error: float
-    """the same; 0 where scales are fixed"""
+    """log of the ratio of the event's scale and the map's without its revisit; 0 where scales are fixed"""
     chi_square: float
     """of these errors"""
     excess: float

@@ -157,5 +157,5 @@ def _ground_truth(argument: str, window: int | None, seed: int) -> Predictor:
 
 
 def _given(**values: int | None) -> dict[str, Any]:
-    """Those that are not left to the config's own default."""
+    """The values that are not left to the config's own default."""
     return {name: value for name, value in values.items() if value is not None}

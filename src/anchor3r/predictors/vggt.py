@@ -275,7 +275,7 @@ def _assemble(
 
 
 def _pending(index: int) -> WindowPrediction:
-    """Of a frame that the next anchor's window will place."""
+    """The prediction of a frame that the next anchor's window will place."""
     return WindowPrediction(
         anchor=index,
         members=np.empty(0, np.int64),

@@ -67,7 +67,7 @@ class Survey:
 
 
 def residuals_of(graph: MotionGraph, trajectory: Trajectory) -> Residuals:
-    """Of all edges between frames that have a pose."""
+    """Residuals of all edges between frames that have a pose."""
     edges = graph.edges
     edges = edges.select(
         np.isin(edges.frame_i, trajectory.frames) & np.isin(edges.frame_t, trajectory.frames)

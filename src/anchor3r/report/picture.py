@@ -209,7 +209,7 @@ def _points(
 def _fused_points(
     fused: FusedSurface, poses: Trajectory, min_confidence: float, max_points: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.uint8], NDArray[np.float32], int]:
-    """The same of a fused surface, evenly from all over it."""
+    """Points of a fused surface as `_points` gives those of frames, evenly from all over it."""
     frame = fused.mesh.vertices["frame"]
     here = np.isin(frame, poses.frames)
     sure = here & (fused.mesh.vertices["confidence"] >= min_confidence)
@@ -263,7 +263,7 @@ def write_picture(
 
 
 def picture_png(scenes: Sequence[PictureScene], *, view: PictureView, size: tuple[int, int]) -> bytes:
-    """The same as bytes."""
+    """The picture of `write_picture`, as bytes of PNG."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -297,7 +297,7 @@ def picture_png(scenes: Sequence[PictureScene], *, view: PictureView, size: tupl
 
 
 def _wrapped(title: str, pane_width: int) -> str:
-    """In lines that leave room for the legend beside them."""
+    """A title in lines that leave room for the legend beside them."""
     longest = max(20, int(_TITLE_WIDTH * pane_width / _CHARACTER_WIDTH))
     return "\n".join(part for line in title.splitlines() for part in textwrap.wrap(line, longest))
 

@@ -170,7 +170,7 @@ def open_images(uri: str, wanted: slice) -> PhotoSequence:
 
 
 def image_paths(paths: Sequence[str]) -> list[str]:
-    """Those paths that name images, hidden files apart, in natural order."""
+    """The paths that name images, without hidden files, in natural order."""
     images = [path for path in paths if is_image(path) and not os.path.basename(path).startswith(".")]
     return sorted(images, key=natural_key)
 
@@ -208,7 +208,7 @@ def read_image(path: str | Path | BinaryIO) -> NDArray[np.uint8]:
 
 
 def read_photo(path: str | Path | BinaryIO) -> tuple[NDArray[np.uint8], PhotoFacts]:
-    """The same, and what the file says of itself."""
+    """An image as `read_image` gives it, and what the file says of itself."""
     try:
         with opened_image(path) as image:
             facts = photo_facts(image)

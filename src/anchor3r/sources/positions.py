@@ -92,7 +92,7 @@ def _messages(recording: Recording, topic: str) -> Iterator[Fix]:
 
 
 def _from_geotags(folder: Path, paths: Sequence[str]) -> PositionFixes:
-    """Of photographs or frames, at the times that they have as a source."""
+    """Positions of photographs or frames, at the times that they have as a source."""
     sequence = PhotoSequence(str(folder), slice(None), paths)
     fixes = [fix for index in range(len(paths)) if (fix := _geotag(sequence, index)) is not None]
     if not fixes:

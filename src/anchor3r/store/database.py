@@ -331,7 +331,7 @@ def replace_meta(database: sqlite3.Connection, values: Mapping[str, object]) -> 
 
 
 def meta_checksum(database: sqlite3.Connection) -> int:
-    """Of all facts about the map that it holds now."""
+    """Checksum of all facts about the map that it holds now."""
     found = database.execute("SELECT key, value FROM meta WHERE key != ? ORDER BY key", (META_CHECKSUM,))
     return row_checksum(*(text for row in found for text in row))
 

@@ -113,7 +113,7 @@ def fused_surface(scene_map: Map, poses: str) -> FusedSurface | None:
 
 
 def fused_or_reason(scene_map: Map, poses: str) -> tuple[FusedSurface | None, str]:
-    """The same, and if there is none of these poses, why; nothing to say where nothing was ever fused."""
+    """The surface of the map as `fused_surface`; where one of other poses was fused, why it is none."""
     found = read_fused(scene_map.folder)
     if found is None:
         return None, ""

@@ -33,9 +33,9 @@ class MapPart:
     time_shift_s: float
     """Added to the times of its source."""
     source: str
-    """Where its images came from,"""
+    """Where its images came from."""
     start: int
-    """and the first frame, the stride, the stated camera and the number of frames that were mapped."""
+    """First frame that was mapped of it; below, the stride, the stated camera and the number of frames."""
     stride: int
     camera: dict[str, Any] | None
     expected: int | None

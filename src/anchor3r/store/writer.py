@@ -65,13 +65,13 @@ class StoreConfig:
     """JPEG quality of kept images."""
     commit_interval_s: float = 0.5
     """A frame is on the disk at the latest after one and a half times this long, whether another one comes or
-    not,"""
+    not."""
     commit_frames: int = 64
-    """or after this many frames."""
+    """A frame is on the disk at the latest after this many more."""
     snapshot_frames: int = 200
-    """Frames between snapshots of the mapper's state, from which a resumed run replays;"""
+    """Frames between snapshots of the mapper's state, from which a resumed run replays."""
     snapshot_share: float = 0.05
-    """more if they would otherwise take more than this part of the time."""
+    """Part of the time that snapshots may take: if they would take more, more frames lie between them."""
 
     def __post_init__(self) -> None:
         if self.image_side < 1 or self.commit_frames < 1 or self.snapshot_frames < 1:

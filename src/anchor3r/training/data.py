@@ -55,7 +55,7 @@ class Sequence(Protocol):
     def num_frames(self) -> int | None: ...
 
     def poses(self) -> list[SE3 | None]:
-        """Of all frames, without decoding any."""
+        """Poses of all frames, without decoding any."""
 
     def read(self, index: int) -> Frame: ...
 

@@ -81,7 +81,7 @@ def total_turn(camera_from_world: SE3) -> float:
 def shuffle_within_blocks(
     indices: NDArray[np.int64], rng: np.random.Generator, block: int
 ) -> NDArray[np.int64]:
-    """The same indices, those of each block of neighbours in random order; the blocks stay where they are."""
+    """Indices with those of each block of neighbours in random order; the blocks stay where they are."""
     blocks = [indices[i : i + block] for i in range(0, len(indices), block)]
     return np.concatenate([rng.permutation(mixed) for mixed in blocks])
 

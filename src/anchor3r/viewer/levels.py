@@ -1,8 +1,8 @@
-"""LevelPoints of a map at voxel levels of detail, few enough to hold and to draw however long the map is.
+"""Points of a map at voxel levels of detail, few enough to hold and to draw however long the map is.
 
 The trajectory is cut into segments of equally many poses. Of each segment some frames are read, their points
 thinned, and every point is given the coarsest voxel level at which it stands for its voxel: showing the
-points of a level and above is showing the map through voxels of that size. LevelPoints stay in the camera of
+points of a level and above is showing the map through voxels of that size. Points stay in the camera of
 their frame, so that they move with whatever poses are chosen. Voxels are laid in the online world; those of
 different segments are apart, so that a place that was passed twice is seen twice.
 """
@@ -41,19 +41,19 @@ class LevelsConfig:
     segment_poses: int = 64
     """Poses in a segment."""
     segment_points: int = 250_000
-    """LevelPoints of a segment that voxels are laid over; of denser point maps, pixels are left out."""
+    """Points of a segment that voxels are laid over; of denser point maps, pixels are left out."""
     capacity: int = 4_000_000
-    """LevelPoints held; when there are more, the finest level goes and voxels become twice as large."""
+    """Points held; when there are more, the finest level goes and voxels become twice as large."""
     points_read: int = 8_000_000
-    """LevelPoints of the whole map that voxels are laid over, if its segments are many."""
+    """Points of the whole map that voxels are laid over, if its segments are many."""
     first_look_frames: int = 1000
-    """Frames that are read before the whole map is on the screen once,"""
+    """Frames that are read before the whole map is on the screen once."""
     first_look_points: int = 1_500_000
-    """and points; the rest follows."""
+    """Points that are read before the whole map is on the screen once; the rest follows."""
     voxel_of_depth: float = 1 / 256
     """Side of the finest voxel, as a part of the median distance of the first points."""
     num_levels: int = 10
-    """Each with voxels twice as large as the one before."""
+    """Levels, each with voxels twice as large as the one before."""
 
     def __post_init__(self) -> None:
         sizes = (self.segment_poses, self.segment_points, self.capacity, self.points_read)
@@ -82,7 +82,7 @@ class LevelPoints:
         return len(self.frame)
 
     def select(self, which: NDArray[Any] | slice) -> LevelPoints:
-        """Those of a mask or an index array."""
+        """The points of a mask or an index array."""
         return LevelPoints(**{field.name: getattr(self, field.name)[which] for field in fields(self)})
 
     @staticmethod
@@ -121,9 +121,9 @@ class Cut:
     """Which levels are drawn."""
 
     level: int
-    """All points of this level and above,"""
+    """All points of this level and above are drawn."""
     fraction: float
-    """and this part of those one level below."""
+    """This part of the points one level below is drawn, too."""
 
     def mask(self, points: LevelPoints) -> NDArray[np.bool_]:
         """(n,) whether each point is drawn; the same ones again whenever the cut is the same."""
@@ -255,7 +255,7 @@ def magnified(num_points: int) -> float:
 
 
 def _raw_points(frames: list[int], read_points: ReadPoints, most: int) -> LevelPoints:
-    """LevelPoints of these frames, about equally many of each and at most `most` together."""
+    """Points of these frames, about equally many of each and at most `most` together."""
     share = max(1, most // max(1, len(frames)))
     return LevelPoints.concatenated([_valid(frame, read_points(frame), share) for frame in frames])
 

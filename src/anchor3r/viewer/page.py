@@ -92,7 +92,7 @@ def _page(contents: MapContents, points: LevelPoints, best: str) -> str:
 
 
 def _script(value: Any) -> str:
-    """As JSON that cannot end the script it stands in."""
+    """A value as JSON that cannot end the script it stands in."""
     return json.dumps(value).replace("<", "\\u003c")
 
 

@@ -123,7 +123,7 @@ class Panel:
             self._status.content = text
 
     def show_progress(self, percent: float | None) -> None:
-        """Of reading the points; None when all is read."""
+        """Shows how far reading the points has come; None when all is read."""
         self._progress.visible = percent is not None
         if percent is not None:
             self._progress.value = percent

@@ -52,7 +52,7 @@ class _Wanted:
         return self.first <= self.last
 
     def of(self, points: LevelPoints) -> LevelPoints:
-        """Those that are shown."""
+        """The points that are shown."""
         mask = self.cut.mask(points) & (points.confidence >= self.min_confidence)
         mask &= (points.frame >= self.first) & (points.frame <= self.last)
         return points.select(mask & np.isin(points.frame, self.poses.frames))

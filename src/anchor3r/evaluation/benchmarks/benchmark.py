@@ -41,7 +41,7 @@ class ScoringProtocol:
     """Everything that decides a number, stamped into results."""
 
     benchmark: str
-    """Its name on the command line."""
+    """Name of the benchmark on the command line."""
     camera: str
     """Whose images are mapped."""
     frames: str

@@ -39,7 +39,7 @@ def chordal_poses(
     rotation_weight: NDArray[np.float64],
     translation_weight: NDArray[np.float64],
 ) -> SE3:
-    """The same from columns: rotation (m, 3, 3), translation (m, 3), weights (m,)."""
+    """Chordal poses from columns: rotation (m, 3, 3), translation (m, 3), weights (m,)."""
     if len(topology.i) == 0:
         return SE3.identity(len(topology.frames))
     rotations = nearest_rotation(_relaxed_rotations(topology, rotation, rotation_weight))

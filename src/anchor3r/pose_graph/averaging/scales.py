@@ -46,9 +46,9 @@ class ScaleConfig:
     walk_sigma: float | None = None
     """Standard deviation of a log scale's change from one frame to the next; None measures it."""
     default_walk_sigma: float = 1e-3
-    """The same where there is no loop to measure it on."""
+    """Standard deviation of that change where there is no loop to measure it on."""
     min_walk_sigma: float = 1e-5
-    """The measured one is not taken to be smaller."""
+    """A measured standard deviation of that change is not taken to be smaller."""
     width: float = 3.0
     """Error, in standard deviations, at which a ratio has lost three quarters of its weight."""
     max_iterations: int = 20

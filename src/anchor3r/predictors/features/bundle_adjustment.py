@@ -180,7 +180,7 @@ class Adjustment:
 
     @property
     def adjusted(self) -> Adjusted:
-        """As the steps so far have left it."""
+        """The window as the steps so far have left it."""
         return Adjusted(
             self.rotations, self.translations, self.camera, self.points, self.information, self.gradient,
             calibration_vector(self.linearised_at),
@@ -208,7 +208,7 @@ def adjust_window(
 def _total_cost(
     state: _State, seen: _Observations, huber_px: float, prior: Array, prior_information: Array
 ) -> float:
-    """Of the observations and of the calibration's distance from its prior."""
+    """Cost of the observations and of the calibration's distance from its prior."""
     off = calibration_vector(state[2]) - prior
     cost = _window_cost(*state, seen.point_of, seen.keyframe_of, seen.uv, float(huber_px))
     return float(cost + 0.5 * off @ prior_information @ off)

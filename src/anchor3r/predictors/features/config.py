@@ -47,9 +47,9 @@ class FeaturesConfig:
     min_parallax_deg: float = 1.0
     """Angle between the rays of a point that makes its depth trusted; half of it where few points have it."""
     min_points: int = 20
-    """Fewer agreeing points than this and the frame is lost,"""
+    """A frame with fewer agreeing points than this is lost."""
     min_agreeing: float = 0.5
-    """and so it is with a smaller part than this of those that were followed."""
+    """A frame of whose followed points a smaller part than this agrees is lost."""
     few_points: float = 0.25
     """With fewer trusted points than this part of `points`, half of the parallax makes one trusted."""
     patience: int = 3
@@ -57,8 +57,8 @@ class FeaturesConfig:
     start_parallax: float = 0.03
     """Median image motion before a two-view initialisation is tried, as a fraction of the width."""
     unknown_start_parallax: float = 0.15
-    """The same where the camera is unknown, for half of `start_frames` at most: a few frames that hardly
-    differ fit with any focal length."""
+    """Median image motion before initialisation where the camera is unknown, for half of `start_frames` at
+    most: a few frames that hardly differ fit with any focal length."""
     start_agreeing: float = 0.6
     """Part of the corners that have to agree on the motion that initialises a map."""
     start_frames: int = 60
@@ -85,8 +85,9 @@ class FeaturesConfig:
     """Relative spread of a focal length that the source states; 0 holds it. Calibrations with a target repeat
     to a few tenths of a per cent."""
     doubted_focal_sigma: float = 0.1
-    """The same if the evidence says that the stated focal length is of another camera, or if it is nominal,
-    as a field of view or what a photograph says of itself; 0 believes what is stated whatever is seen."""
+    """Relative spread of a stated focal length if the evidence says that it is of another camera, or if it is
+    nominal, as a field of view or what a photograph says of itself; 0 believes what is stated whatever is
+    seen."""
     center_sigma: float = 0.003
     """Spread of a stated principal point, as a fraction of the width; 0 holds it. Calibrations hardly tell it
     from a turned camera."""
@@ -98,7 +99,8 @@ class FeaturesConfig:
     nominal_radial_sigma: float = 0.02
     """Spread of k1 and k2 where the focal length is nominal."""
     assumed_radial_sigma: float = 0.003
-    """The same where it is only assumed: a lens that bends is easily taken for a longer one."""
+    """Spread of k1 and k2 where the focal length is only assumed: a lens that bends is easily taken for a
+    longer one."""
     calibration_interval: int = 4
     """Of so many keyframes one is adjusted with all that are remembered free to move: those that are held
     embody the camera they were made with, and would only confirm it."""

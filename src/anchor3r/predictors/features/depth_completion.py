@@ -71,7 +71,7 @@ def densified(grey: Image, camera: Array, pixel: Array, depth: Array, moving: Ar
 def densified_on_grid(
     small: Image, shape: tuple[int, ...], camera: Array, pixel: Array, depth: Array, moving: Array
 ) -> DensePoints:
-    """The same of an image of which only its shape and `on_grid` are kept."""
+    """A point map as `densified` makes it, of an image of which only its shape and `on_grid` are kept."""
     guide = small.astype(np.float64)
     rows, columns = small.shape
     cell_from_pixel = np.array([columns / shape[1], rows / shape[0]])

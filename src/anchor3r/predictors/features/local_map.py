@@ -158,7 +158,7 @@ class LocalMap:
     def adjustment(
         self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
     ) -> tuple[Adjustment, NDArray[np.int64]]:
-        """The same before its first step, on copies, and which points take part."""
+        """The bundle adjustment before its first step, on copies of the map, and which points take part."""
         free = np.arange(len(self)) >= len(self) - min(num_free, len(self) - 1)
         seen = self.seen() & self.points.mature
         chosen = np.flatnonzero((seen.sum(axis=0) >= 2) & seen[free].any(axis=0))

@@ -179,7 +179,7 @@ class Odometry:
         return NoPoseReason.NO_PARALLAX if moves else NoPoseReason.NO_MOTION
 
     def expected_pose(self) -> SE3:
-        """Of the next frame, if the camera moves on as it did."""
+        """The pose of the next frame, if the camera moves on as it did."""
         expected = self.motion @ self.pose
         return SE3(nearest_rotation(expected.rotation), expected.translation)
 

@@ -212,7 +212,7 @@ class WindowEstimator:
 
     @property
     def max_age(self) -> int:
-        """Of the oldest member that an estimate can name."""
+        """Age of the oldest member that an estimate can name."""
         return self.window - 1 + self.config.num_keyframes * self.config.keyframe_interval
 
     def step(

@@ -77,7 +77,7 @@ class WindowAdjustmentConfig:
     """Factor of the robust scale in the first step of the adjustment to the network's matches; it is halved
     in each step, since the first poses may be off by more than any match is."""
     image_patience: float = 2.0
-    """The same factor in adjustments to matches that were measured on the images."""
+    """Factor of the robust scale in the first step of adjustments to matches measured on the images."""
     max_log_depth_step: float = 1.0
     """Largest change of a log depth in one step."""
     match_depth_sigma: float = 0.8

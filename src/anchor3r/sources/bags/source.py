@@ -170,7 +170,7 @@ class BagSource(Source):
         return islice(recording.raw_messages(self._topic, int(times_ns[index])), same, None)
 
     def _group_of(self, recording: Recording, index: int) -> int:
-        """Where decoding has to begin so as to get a picture of a video."""
+        """The message at which decoding has to begin so as to get a picture of a video."""
         if index == 0:
             return 0
         groups = self._message_table(recording).groups

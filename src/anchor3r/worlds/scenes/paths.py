@@ -183,7 +183,7 @@ def _lane_start(grid: StreetGrid, node: Array, heading: int) -> Array:
 
 
 def _lane_corner(grid: StreetGrid, node: Array, heading: int, ahead: int) -> Array:
-    """Where the lane of the old street meets that of the new one."""
+    """The point at which the lane of the old street meets that of the new one."""
     return grid.crossing(node) + _lane_offset(grid, heading) + _lane_offset(grid, ahead)
 
 
