@@ -383,8 +383,10 @@ def _show(ax: Axes, panel: _Panel, scene: PictureScene) -> None:
             pixels, _ = panel.camera.project(piece)
             label = name if k == 0 else None
             if len(piece) == 1:
-                dot = {"marker": "o", "markersize": 3, "linestyle": "none", "zorder": 3 - 0.1 * order}
-                ax.plot(*pixels.T, color=colour, label=label, **dot)
+                ax.plot(
+                    *pixels.T, color=colour, label=label, zorder=3 - 0.1 * order,
+                    marker="o", markersize=3, linestyle="none",
+                )  # fmt: skip
                 continue
             if name == TRUTH:
                 ax.plot(*pixels.T, color="white", linestyle=(0, (4, 3)), linewidth=1.2, label=label, zorder=4)
