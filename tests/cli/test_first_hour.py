@@ -26,7 +26,7 @@ from anchor3r.cli import progress as progress_module
 from anchor3r.cli.progress import progress
 from anchor3r.geometry import SE3
 from anchor3r.io import extras
-from anchor3r.pipeline import shortfall
+from anchor3r.pipeline import localise, merging, shortfall
 from anchor3r.predictors import WindowPrediction
 from anchor3r.predictors.ground_truth import GroundTruthPredictor
 from anchor3r.predictors.interface import NoPoseReason, WindowStatus
@@ -262,9 +262,23 @@ class TestThreads:
         assert (cv2.getNumThreads(), torch.get_num_threads()) == (2, 2)
 
     def test_every_command_that_computes_has_the_option(self, tmp_path: Path, run: Run) -> None:
-        for command in ("map", "refine", "demo", "train"):
+        for command in ("map", "refine", "densify", "fuse", "demo", "train"):
             assert "--threads INT" in run(command, "--help")[1]
         assert "must lie in 1" in run("map", SMALL, "--out", tmp_path / "m", *EXACT, "--threads", 0)[2]
+
+    def test_commands_without_the_option_have_one_thread(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def watched(*_: object) -> None:
+            pools = max(pool["num_threads"] for pool in threadpool_info())
+            raise anchor3r.Anchor3RError(f"threads: {cv2.getNumThreads()}, {pools}")
+
+        cv2.setNumThreads(2)
+        monkeypatch.setattr(localise, "keep_places", watched)
+        monkeypatch.setattr(merging, "_insist_on_poses", watched)
+        assert run("map", SMALL, "--out", tmp_path / "m", *EXACT)[0] == 0
+        for command in (("localise", tmp_path / "m", SMALL), ("merge", tmp_path / "m", tmp_path / "m")):
+            assert "threads: 1, 1" in run(*command, "--out", tmp_path / "out.tum")[2]
 
 
 class TestInterruption:

@@ -20,6 +20,7 @@ from anchor3r.sources import Frame, Source
 from anchor3r.store import Map, MapWriter, load_map
 from anchor3r.store.fused import FUSED
 from anchor3r.store.localising import MapLocaliser, describe_frame, place_frames_of, places_identity
+from anchor3r.threads import limited_threads
 from anchor3r.trajectory import Trajectory
 
 _COLUMNS = "frame,timestamp_s,found,refusal,inliers,matches,log10_chance,component,position_sigma,keyframe"
@@ -56,6 +57,7 @@ def keep_places(folder: Path | str, progress: Progress = unwatched) -> int:
     return len(missing)
 
 
+@limited_threads(1)
 def localise_images(
     folder: Path | str,
     source: Source,

@@ -34,6 +34,7 @@ from anchor3r.store.copying import Renumbering, copied_loops, copy_map
 from anchor3r.store.localising import map_keyframes, place_frames_of, places_identity
 from anchor3r.store.parts import PARTS_KEY, MapPart, part_of
 from anchor3r.store.rows import CONFIDENCE_KEY
+from anchor3r.threads import limited_threads
 from anchor3r.trajectory import Trajectory
 
 Int = NDArray[np.int64]
@@ -48,6 +49,7 @@ _REMEMBERED = 256
 """Keyframes whose features are kept in memory."""
 
 
+@limited_threads(1)
 def merge_maps(
     folders: Sequence[Path | str],
     out: Path | str,
