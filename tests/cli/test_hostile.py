@@ -148,6 +148,8 @@ def test_images_that_are_localised_are_not_overwritten(copied: Path, run: Run) -
         code, said = run("localise", "map", "shots", "--fov", "70", "--out", out)
         assert code == 1
         assert "what this command reads" in said
+    for nothing in (".", "", "/"):
+        assert run("localise", "map", "shots", "--fov", "70", "--out", nothing)[0] == 1
     assert "name the file of poses otherwise" in run("localise", "map", "shots", "--out", "new.csv")[1]
     assert Path("shots/0.png").read_bytes() == before
 
@@ -443,6 +445,26 @@ def test_contents_that_no_mapper_wrote_are_refused(statement: str, copied: Path,
         assert run("export", "map", "--format", kind, "--out", f"out{number}")[0] == 1
     assert run("report", "map", "--out", "out.html")[0] == 1
     assert run("view", "map", "--save", "site")[0] == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "edge_groups SET information = '[1]'",
+        "edge_groups SET kind = 'x'",
+        "frames SET timestamp_s = 'x'",
+        "poses SET component = 'x'",
+    ],
+)
+def test_damaged_maps_are_not_merged(statement: str, copied: Path, run: Run) -> None:
+    part = ("world:5?width=64&height=48&motion=driving&frames=11", "--stop", "6")
+    assert run("map", *part, "--predictor", "ground-truth:0,0", "--out", "other")[0] == 0
+    change(copied, f"UPDATE {statement}, checksum = NULL")
+    for pair in (("map", "other"), ("other", "map")):
+        code, said = run("merge", *pair, "--out", "out")
+        assert code == 1
+        assert "damaged" in said
+        assert not Path("out").exists()
 
 
 # 10: graphs

@@ -47,6 +47,11 @@ COMMANDS = {
     "evaluate": ["evaluate", "map", "map", "--out", "out"],
     "trajectory": ["evaluate", "trajectory", "map", "map", "--json"],
     "page": ["view", "map", "--save", "out"],
+    "merge": ["merge", "map", "other", "--out", "out"],
+    "merge-second": ["merge", "other", "map", "--out", "out"],
+    "refine-merged": ["refine", "map", "--no-loops", "--name", "again"],
+    "tum-merged": ["export", "map", "--format", "tum", "--out", "out.tum"],
+    "localise": ["localise", "map", "images", "--fov", "70", "--out", "out.tum"],
     "resume": [
         "map", "world:3?motion=driving&frames=12&width=64&height=48", "--predictor", "ground-truth:0.1,0.01",
         "--out", "map", "--resume",
@@ -125,7 +130,10 @@ _BLOBS = ("pose", "covariance", "edges", "information", "points", "colours", "co
 
 def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Check]:
     scene_map = folder / "map"
-    shutil.copytree(material / "map", scene_map)
+    shutil.copytree(material / ("both" if recipe["command"].endswith("-merged") else "map"), scene_map)
+    for name in ("other", "images"):
+        if name in COMMANDS[recipe["command"]]:
+            shutil.copytree(material / name, folder / name)
     path = scene_map / "map.sqlite"
     if recipe["how"] == "disk":
         path.write_bytes(damaged(path.read_bytes(), recipe["damage"]))
@@ -137,6 +145,8 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
 
     def check(code: int, folder: Path) -> str | None:
         report = folder / "out.html"
+        if code and name.startswith("merge") and (folder / "out").exists():
+            return "wrong: a part of a merged map was left"
         if code == 0 and report.exists() and b"<script>alert" in report.read_bytes():
             return "wrong: text of a map became a script"
         if (
@@ -194,8 +204,11 @@ def _change(path: Path, recipe: Recipe) -> None:
 def _change_meta(database: sqlite3.Connection, recipe: Recipe) -> None:
     import json
 
-    (text,) = database.execute("SELECT value FROM meta WHERE key = ?", (recipe["key"],)).fetchone()
-    changed = replaced(json.loads(text), recipe["path"], recipe["value"])
+    found = database.execute("SELECT value FROM meta WHERE key = ?", (recipe["key"],)).fetchone()
+    try:
+        changed = replaced(json.loads(found[0]) if found else {}, recipe["path"], recipe["value"])
+    except (LookupError, TypeError):  # a merged map says other things of itself
+        changed = recipe["value"]
     database.execute("UPDATE meta SET value = ? WHERE key = ?", (json.dumps(changed), recipe["key"]))
 
 

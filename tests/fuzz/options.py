@@ -7,9 +7,12 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 from case import Check, Recipe
 from raw_material import WORLD
 from values import NUMBERS, TEXTS, Rng, choice
+
+from anchor3r.store import load_map
 
 SMALL = "world:3?motion=driving&frames=6&width=32&height=24"
 OPTIONS: dict[str, tuple[list[str], tuple[str, ...]]] = {
@@ -102,18 +105,25 @@ OUTPUTS: dict[str, list[str]] = {
     "train": ["train", "tiny", "--steps", "1", "--init", "missing.safetensors", "--out"],
     "convert": ["convert", "vggt", "net.safetensors", "--out"],
     "attention": ["evaluate", "attention", "a=net.safetensors", "--source", SMALL, "--frames", "2", "--out"],
+    "localise": ["localise", "map", "images", "--fov", "70", "--out"],
+    "localise-one": ["localise", "map", "images/0.png", "--fov", "70", "--out"],
+    "merge": ["merge", "map", "other", "--out"],
+    "compare": ["evaluate", "compare", "results.json", "--out"],
+    "live": ["map", SMALL, "--predictor", "ground-truth", "--out", "made", "--rerun"],
 }
 PLACES = (
     "map/map.sqlite", "map/writer.lock", "map", "map/", "graph.npz", "map.tum", "net.safetensors", "results.json",
     "/dev/null", "/dev/full", "/dev/stdout", ".", "..", "/", "", " ", "-", "x" * 300, "a/" * 2000 + "b", "map.tum/x",
     "/proc/x", "/proc/self/mem", "/sys/x", "deep/er/out.tum", "link", "fifo", "dangling", "folder", "out\nline.ply",
     "<script>.html", "é.ply", "./map/../map/map.sqlite", "hard", "planted.tum", "/dev/null/x", "out.tum", "out.txt",
+    "map/fused.ply", "images/0.png", "other", "live.rrd", "link.rrd", "fifo.rrd", "\udcff.rrd", "out.csv",
     "CON.txt", "a:b.tum", "~/x/../../y", "\udcff.ply",
 )  # fmt: skip
-PRECIOUS = ("map/map.sqlite", "victim")
-INPUTS = ("graph.npz", "map.tum", "net.safetensors", "manifest.csv")
-WRITES_ITS_MAP = ("refine", "densify", "fuse", "distances")
+PRECIOUS = ("map/map.sqlite", "other/map.sqlite", "victim")
+INPUTS = ("graph.npz", "map.tum", "net.safetensors", "manifest.csv", "results.json", "images/0.png")
 """Files that must not change if the command reads them; other ordinary files may be replaced."""
+WRITES_ITS_MAP = ("refine", "densify", "fuse", "distances", "localise", "localise-one")
+WRITES_THE_SURFACE = ("refine", "densify", "fuse", "view")
 
 
 def draw(rng: Rng, material: Path) -> Recipe:
@@ -165,20 +175,27 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
         arguments = [*OUTPUTS[recipe["command"]], recipe["place"]]
     else:
         arguments = recipe["words"]
-    read = [name for name in INPUTS if any(name in argument for argument in arguments[:-1])]
+    known = [*INPUTS, *([] if recipe.get("command") in WRITES_THE_SURFACE else ["map/fused.ply"])]
+    read = [name for name in known if any(name.split("/")[0] in argument for argument in arguments[:-1])]
     before = {name: _digest(folder / name) for name in (*PRECIOUS, *read)}
 
     def check(code: int, folder: Path) -> str | None:
         changed = [name for name in before if _digest(folder / name) != before[name]]
         if recipe.get("command") in WRITES_ITS_MAP:
             changed = [name for name in changed if name != "map/map.sqlite"]
-        return f"wrong: {changed[0]} was changed" if changed else None
+        if changed:
+            return f"wrong: {changed[0]} was changed"
+        return None if code else _unreadable(folder / "map")
 
     return arguments, check
 
 
 def _lay_out(folder: Path, material: Path) -> None:
     shutil.copytree(material / "map", folder / "map")
+    for name in ("other", "images"):
+        shutil.copytree(material / name, folder / name)
+    (folder / "link.rrd").symlink_to("victim")
+    os.mkfifo(folder / "fifo.rrd")
     for name in ("graph.npz", "map.tum", "net.safetensors", "results.json", "manifest.csv"):
         shutil.copy(material / name, folder / name)
     (folder / "victim").write_text("precious")
@@ -189,6 +206,15 @@ def _lay_out(folder: Path, material: Path) -> None:
     (folder / ".planted.tum.unfinished").symlink_to("victim")
     (folder / "hard").hardlink_to(folder / "victim")
     os.mkfifo(folder / "fifo")
+
+
+def _unreadable(folder: Path) -> str | None:
+    """What is wrong with the poses of a map after a command has ended well."""
+    with load_map(folder) as scene_map:
+        for name in scene_map.trajectory_names():
+            if not np.isfinite(scene_map.trajectory(name).center).all():
+                return f"wrong: {name} poses that are no numbers"
+    return None
 
 
 def _digest(path: Path) -> str:

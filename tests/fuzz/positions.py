@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from case import Check, Recipe
 from graphs import make_odd
+from raw_material import WORLD
 from values import (
     NUMBERS,
     TEXTS,
@@ -25,7 +26,12 @@ from values import (
 from anchor3r.store import load_map
 
 TRACKS = ("track.gpx", "track.nmea", "track.csv", "local.csv", "track.srt", "oxts/timestamps.txt",
-          "oxts/data/0000000003.txt", "speed.txt")  # fmt: skip
+          "oxts/data/0000000003.txt", "speed.txt", "gps5.mp4", "gps9.mp4", "directions.csv", "surveyed.txt")  # fmt: skip
+GIVEN_BY = {"speed.txt": "--speed", "directions.csv": "--directions", "surveyed.txt": "--surveyed"}
+"""Options that take files; the others are for --gnss."""
+ENDS = ("0", "9", "5:10,10", "5:63,47", "5:64,48", "5:1.2.3,4", "5:.,.", "5:9e9,1", "999", "9" * 5000, "5:" + "9" * 400 + ",1",
+        "-1", "5:", "5:1", "5:,1", "١:1,1", "nan")  # fmt: skip
+"""Of taped distances."""
 OPTIONS = ("--gnss-offset", "--gnss-sigma", "--distance-sigma", "--speed-sigma", "--keyframe-interval")
 DOCUMENTS = {
     "entities": '<?xml version="1.0"?><!DOCTYPE g [<!ENTITY a "{}">]><gpx>{}</gpx>'.format(
@@ -47,13 +53,18 @@ def draw(rng: Rng, material: Path) -> Recipe:
     how = choice(rng, ("lines", "numbers", "numbers", "numbers", "bytes", "options", "xml", "odd"))
     name = choice(rng, TRACKS)
     recipe: Recipe = {"class": "positions", "how": how, "name": name, "given": _draw_options(rng, how)}
-    text = (material / "tracks" / name).read_text()
+    if name.endswith(".mp4") and how in ("lines", "numbers"):
+        how = recipe["how"] = "bytes"
+    if how != "options" and rng.random() < 0.3:
+        recipe["command"] = "map"
+    content = (material / "tracks" / name).read_bytes()
+    text = content.decode(errors="replace")
     if how == "lines":
         recipe["edits"] = draw_text_edits(rng, text)
     elif how == "numbers":
         recipe["edits"] = draw_number_edits(rng, text)
     elif how == "bytes":
-        recipe["damage"] = draw_damage(rng, len(text))
+        recipe["damage"] = draw_damage(rng, len(content))
     elif how == "xml":
         recipe |= {"name": "track.gpx", "document": choice(rng, list(DOCUMENTS))}
     elif how == "odd":
@@ -69,7 +80,9 @@ def _draw_options(rng: Rng, how: str) -> list[str]:
     if how == "options" and rng.random() < 0.4:
         given += ["--antenna", *(choice(rng, NUMBERS) for _ in range(3))]
     if how == "options" and rng.random() < 0.4:
-        given += ["--distance", *(choice(rng, NUMBERS) for _ in range(3))]
+        given += ["--distance", choice(rng, ENDS), choice(rng, ENDS), choice(rng, ("10", *NUMBERS))]
+    if how == "options" and rng.random() < 0.2:
+        given += ["--camera-height", choice(rng, NUMBERS)]
     return [*given, "--gnss-offset", "auto"] if rng.random() < 0.2 else given
 
 
@@ -86,10 +99,15 @@ def build(recipe: Recipe, folder: Path, material: Path) -> tuple[list[str], Chec
         write(path, DOCUMENTS[recipe["document"]])
     elif how == "odd":
         path = make_odd(folder / recipe["odd"])
-    option = "--speed" if name == "speed.txt" else "--gnss"
+    option = GIVEN_BY.get(name, "--gnss")
     given = folder / "tracks/oxts" if "oxts" in name and how != "odd" else path
     track = str(given.relative_to(folder))
-    return ["refine", "map", "--no-loops", option, track, *recipe["given"]], check_poses
+    if recipe.get("command") == "map" and option == "--gnss":
+        shutil.rmtree(folder / "map")
+        command = ["map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", "map"]
+    else:
+        command = ["refine", "map", "--no-loops"]
+    return [*command, option, track, *recipe["given"]], check_poses
 
 
 def _summed(text: str, path: Path) -> str:

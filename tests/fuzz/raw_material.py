@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 from training_sets import write_miniatures
 
 from anchor3r.cli.main import main
 from anchor3r.store import load_map
+from anchor3r.trajectory import Trajectory
 
 WORLD = "world:3?motion=driving&frames=12&width=64&height=48"
 
@@ -46,6 +47,9 @@ def _maps(folder: Path) -> None:
     _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
     _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
     _add_loops(folder / "map")
+    _command("map", WORLD, "--seed", "1", "--predictor", "ground-truth:0.1,0.01", "--out", folder / "other")
+    _command("merge", folder / "map", folder / "other", "--out", folder / "both")
+    _command("localise", folder / "map", WORLD, "--stop", "2", "--out", folder / "found.tum")
     _command("densify", folder / "map", "--every", "4", "--threads", "1", "--no-fuse")
     _command("fuse", folder / "map", "--depths", "predicted", "--min-component", "10", "--min-views", "1")
     _command("export", folder / "map", "--format", "mesh", "--out", folder / "mesh.ply")
@@ -105,7 +109,8 @@ def _pictures(folder: Path) -> None:
         image = Image.open(folder / f"kitti/sequences/03/image_2/{number:06d}.png")
         image.save(images / f"{number}.png")
         for suffix in ("png", "jpg", "webp", "tif", "bmp", "ppm", "jp2", "gif"):
-            image.save(folder / f"{number}.{suffix}")
+            exif = {"exif": _photograph(number)} if suffix == "jpg" else {}
+            image.save(folder / f"{number}.{suffix}", **exif)
     _video(folder / "clip.mp4", images)
     _bags(folder)
     # Too few frames for a pose, which is no matter: the kernels are loaded.
@@ -113,6 +118,18 @@ def _pictures(folder: Path) -> None:
     _tum(folder / "tum", images)
     _slam_sets(folder)
     _seven_scenes(folder / "7scenes", images)
+
+
+def _photograph(number: int) -> Image.Exif:
+    """What a telephone writes into a photograph: when, where, with which lens, and how it was held."""
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make], exif[ExifTags.Base.Orientation] = "a telephone", 6
+    details, place = exif.get_ifd(ExifTags.IFD.Exif), exif.get_ifd(ExifTags.IFD.GPSInfo)
+    details[ExifTags.Base.DateTimeOriginal] = f"2024:05:06 07:08:{9 + number:02d}"
+    details[ExifTags.Base.FocalLength], details[ExifTags.Base.FocalLengthIn35mmFilm] = 4.2, 28
+    place[1], place[2], place[3], place[4] = "N", (48.0, 1.0, 2.0 + number), "E", (11.0, 1.0, 2.0)
+    place[5], place[6] = b"\0", 500.0
+    return exif
 
 
 def _video(path: Path, images: Path) -> None:
@@ -214,6 +231,14 @@ def _tracks(folder: Path) -> None:
     (folder / "speed.txt").write_text(
         "".join(f"{time_s} {5 + k % 3}\n" for k, time_s in enumerate(truth.timestamps_s))
     )
+    (folder / "directions.csv").write_text(
+        "frame,down_x,down_y,down_z,sigma,heading,heading_sigma\n"
+        + "".join(f"{k},0,1,0.0{k % 3},2,{10 + k},5\n" for k in range(12))
+    )
+    (folder / "surveyed.txt").write_text(
+        "".join(f"{k} {k / 2} {k} 0 0.1\n" for k in range(0, 10, 2)) + "11 5 11 0 0 0 0 1 0.1\n"
+    )
+    _telemetry(folder, truth)
     shutil.copytree(folder.parent / "map", folder.parent / "placed")
     _command(
         "refine",
@@ -224,6 +249,20 @@ def _tracks(folder: Path) -> None:
         "--gnss-sigma",
         "0.01",
     )
+
+
+def _telemetry(folder: Path, truth: Trajectory) -> None:
+    """Movies of a GoPro of both kinds, which hold the positions of a camera and nothing else."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "sources"))
+    from test_position_sources import gps9, telemetry, write_gopro
+
+    assert truth.timestamps_s is not None
+    x, _, z = truth.world_from_camera.translation.T
+    places = np.stack([48 + z / 111_000, 11 + x / 74_000, np.full(len(x), 500.0)], 1)
+    length_s = 4 * float(truth.timestamps_s[1] - truth.timestamps_s[0])
+    parts = [places[k : k + 4] for k in range(0, len(places), 4)]
+    write_gopro(folder / "gps5.mp4", [telemetry(3, part) for part in parts], length_s)
+    write_gopro(folder / "gps9.mp4", [gps9(part, [3] * len(part), 0.0) for part in parts], length_s)
 
 
 def _manifest(path: Path) -> Path:

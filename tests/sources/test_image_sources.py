@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import struct
 import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
@@ -138,6 +139,19 @@ def test_photos_are_turned_upright(tmp_path: Path, orientation: int) -> None:
     exif[0x0112] = orientation
     Image.fromarray(np.ascontiguousarray(turned)).save(tmp_path / "photo.png", exif=exif)
     np.testing.assert_array_equal(read_image(tmp_path / "photo.png"), upright)
+
+
+def test_a_photo_is_turned_though_its_other_entries_are_damaged(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[ExifTags.Base.Make] = "a camera"
+    Image.new("RGB", (24, 16)).save(tmp_path / "photo.jpg", exif=exif)
+    data = bytearray((tmp_path / "photo.jpg").read_bytes())
+    text, fraction = (struct.pack(">HHI", ExifTags.Base.Make, *kind) for kind in ((2, 9), (5, 1)))
+    assert data.count(text) == 1
+    data = data.replace(text, fraction)  # a text that is said to be a number
+    (tmp_path / "photo.jpg").write_bytes(data)
+    assert read_image(tmp_path / "photo.jpg").shape == (24, 16, 3)
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

@@ -98,9 +98,12 @@ def entry(key: bytes, kind: bytes, size: int, data: bytes) -> bytes:
     return key + kind + struct.pack(">BH", size, len(data) // max(size, 1)) + data + padding
 
 
-def telemetry(fix: int = 3) -> bytes:
-    """A packet of two positions as GoPro writes it."""
-    values = np.array([[48.1, 11.5, 520.0, 3, 3], [48.2, 11.6, 521.0, 3, 3]])
+TWO = np.array([[48.1, 11.5, 520.0], [48.2, 11.6, 521.0]])
+
+
+def telemetry(fix: int = 3, positions: np.ndarray = TWO) -> bytes:
+    """A packet of positions as GoPro writes it."""
+    values = np.hstack([positions, np.full((len(positions), 2), 3.0)])
     scale = np.array([1e7, 1e7, 1e3, 1e3, 1e2])
     stream = (
         entry(b"STNM", b"c", 1, b"GPS")

@@ -127,17 +127,19 @@ def replacing_folder(path: Path | str, *, mark: str | None = None) -> Iterator[P
         if not is_own:
             insist_on_new_folder(path)
         unfinished = unfinished_name(path)
-        try:
-            _remove(unfinished)
-            unfinished.mkdir(parents=True)
-            yield unfinished
-            if is_own:
-                shutil.rmtree(path)
-            unfinished.replace(path)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
+        unfinished.mkdir(parents=True)
     except (OSError, ValueError) as error:
         raise _cannot_write(path, error) from error
+    try:
+        yield unfinished
+        if is_own:
+            shutil.rmtree(path)
+        unfinished.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def insist_on_new_folder(path: Path) -> None:

@@ -70,7 +70,7 @@ def localise_images(
 
     Returns a summary (JSON). Features of the map's keyframes are computed once and stay in the map.
     """
-    settings, out = settings or LocaliseSettings(), Path(out)
+    settings, out = settings or LocaliseSettings(), check_output(out)
     if out.suffix.lower() == ".csv":
         raise Anchor3RError(
             f"{out} is where the table of all images goes; name the file of poses otherwise, as "

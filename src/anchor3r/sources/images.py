@@ -6,7 +6,6 @@ import glob
 import math
 import os
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,11 +15,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3, Pinhole
 from anchor3r.io.extras import optional_library
+from anchor3r.io.inputs import DAMAGED
 from anchor3r.limits import LIMITS
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.source import IndexedSource, UndecodableFrameError
@@ -44,11 +44,14 @@ _MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 PLAUSIBLE_FOCAL = (0.2, 30.0)
 """Focal length over the longer side of an image; outside the entry is a mistake."""
 
-# What Pillow's decoders raise on damaged files, as seen by damaging files of every format at random.
-DECODING_ERRORS = (
-    OSError, ValueError, TypeError, RuntimeError, MemoryError, SyntaxError, EOFError, struct.error,
-    Image.DecompressionBombError,
-)  # fmt: skip
+DECODING_ERRORS = (*DAMAGED, Image.DecompressionBombError)
+"""What Pillow raises on damaged files."""
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
+"""By the orientation that EXIF tells."""
 
 
 class ImageSequence(IndexedSource):
@@ -230,9 +233,9 @@ def opened_image(path: str | Path | BinaryIO) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF orientation says; an image that stands upright is not copied, as Pillow would."""
-    is_upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
-    return image if is_upright else ImageOps.exif_transpose(image)
+    """Turned as its EXIF orientation says; Pillow's own function trips over what else EXIF may hold."""
+    turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.store import rows
+from anchor3r.store.queries import decoding_map
 from anchor3r.store.reader import Map
 from anchor3r.store.rows import ONLINE, Loop, LoopState, TableRow, best_poses
 from anchor3r.store.writer import MapWriter
@@ -42,6 +43,11 @@ def copy_map(scene_map: Map, writer: MapWriter, names: Renumbering, *, with_plac
     with_places: also the features of keyframes. Refinements, loops and measured depths stay behind.
     Returns the number of components.
     """
+    with decoding_map(scene_map.folder):
+        return _copy(scene_map, writer, names, with_places=with_places)
+
+
+def _copy(scene_map: Map, writer: MapWriter, names: Renumbering, *, with_places: bool) -> int:
     writer.add_rows(_frames(scene_map, names))
     trajectory = scene_map.trajectory(best_poses(scene_map.trajectory_names()))
     assert trajectory.component is not None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from inspect import isgeneratorfunction
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -23,10 +24,20 @@ def decodes(method: Method) -> Method:
 
     @wraps(method)
     def explained_method(self: MapDatabase, *args: Any, **options: Any) -> Any:
-        with decoding(f"{self.folder}: {DATABASE}", "restore it from a copy or make the map again"):
+        with decoding_map(self.folder):
             return method(self, *args, **options)
 
-    return cast(Method, explained_method)
+    @wraps(method)
+    def explained_generator(self: MapDatabase, *args: Any, **options: Any) -> Any:
+        with decoding_map(self.folder):
+            yield from method(self, *args, **options)
+
+    return cast(Method, explained_generator if isgeneratorfunction(method) else explained_method)
+
+
+def decoding_map(folder: Path) -> AbstractContextManager[None]:
+    """Tells as damage what cannot be decoded of what a map holds."""
+    return decoding(f"{folder}: {DATABASE}", "restore it from a copy or make the map again")
 
 
 class MapDatabase:
