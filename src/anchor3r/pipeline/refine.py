@@ -171,7 +171,7 @@ def _solution(
         loops,
         event_of_group=event_of_group,
         left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
-        vouched={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
+        accepted_by_hand={loop.event for loop in loops if loop.state is LoopState.ACCEPTED_BY_HAND},
         method=settings.method,
         scale=scale,
         known=None if known is None else known.known,

@@ -40,7 +40,7 @@ STATE_OF_VERDICT = {
     Verdict.SCATTERED: LoopState.SCATTERED,
     Verdict.CONTRADICTED: LoopState.CONTRADICTED,
 }
-"""What the graph's verdicts mean for a loop; one that the user vouches for stays accepted by hand."""
+"""What the graph's verdicts mean for a loop; one that the user has accepted stays accepted by hand."""
 _TOLD = 5.0
 """Change of scale expected from frame to frame, over the spread with which the predictor measures it."""
 _LEAST_WALK = 0.1
@@ -80,7 +80,7 @@ def solve(
     *,
     event_of_group: Mapping[int, int],
     left_out: Collection[int] = (),
-    vouched: Collection[int] = (),
+    accepted_by_hand: Collection[int] = (),
     method: Method,
     scale: Scale | None = None,
     known: Knowledge | None = None,
@@ -88,8 +88,8 @@ def solve(
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
-    online: poses of all frames, the start. left_out and vouched: events that are not judged but left out, or
-    accepted. scale None: free where window edges carry measured ratios of scales, or something is known.
+    online: poses of all frames, the start. left_out, accepted_by_hand: events that are not judged. scale:
+    if None, free where window edges carry measured ratios of scales, or something is known.
     known: priors on the graph's frames, which place the poses in a world of their own; method joint only.
     join_supporters: as in `VerificationConfig`.
     """
@@ -103,16 +103,16 @@ def solve(
     if scale is None:
         measured = method != "paper" and np.isfinite(edges.log_scale_ratio).any()
         scale = "free" if measured or known is not None else "fixed"
-    vouched_groups = np.flatnonzero(np.isin(event_of, list(vouched)))
+    groups_by_hand = np.flatnonzero(np.isin(event_of, list(accepted_by_hand)))
     config = RefineConfig(
         scale=scale,
         scales=_expected_scales(edges),
         verification=VerificationConfig(join_supporters=join_supporters),
     )
     if method == "joint":
-        solved = _joint(edges, online, config, vouched_groups, event_of, known)
+        solved = _joint(edges, online, config, groups_by_hand, event_of, known)
     else:
-        solved = _SOLVERS[method](edges, online, config, vouched_groups, event_of)
+        solved = _SOLVERS[method](edges, online, config, groups_by_hand, event_of)
     found = _by_event(solved.verdicts, event_of)
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
@@ -165,7 +165,7 @@ def _joint(
     edges: Edges,
     online: Trajectory,
     config: RefineConfig,
-    vouched: Int,
+    accepted_by_hand: Int,
     event_of: Int,
     known: Knowledge | None,
 ) -> _Solved:
@@ -173,7 +173,7 @@ def _joint(
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     refined, report = refine_poses(
         graph, start, config,
-        vouched=vouched, event_of_group=event_of, known=known, with_covariance=True,
+        accepted_by_hand=accepted_by_hand, event_of_group=event_of, known=known, with_covariance=True,
     )  # fmt: skip
     return _Solved(
         refined.camera_from_world, refined.log_scale, refined.events, report, refined.placed,
@@ -182,13 +182,13 @@ def _joint(
 
 
 def _decoupled(
-    edges: Edges, online: Trajectory, config: RefineConfig, vouched: Int, event_of: Int
+    edges: Edges, online: Trajectory, config: RefineConfig, accepted_by_hand: Int, event_of: Int
 ) -> _Solved:
     """Rotations first, then positions: loops are verified and scales averaged before."""
     verdicts = None
     if np.any(edges.kind == EdgeKind.LOOP):
         verified, _ = verify_graph(
-            edges, topology_of(edges), config, vouched=vouched, event_of_group=event_of
+            edges, topology_of(edges), config, accepted_by_hand=accepted_by_hand, event_of_group=event_of
         )
         verdicts = verified.verdicts
         cut = np.isin(edges.group, verdicts.rejected_groups())
@@ -204,7 +204,7 @@ def _decoupled(
 
 
 def _as_published(
-    edges: Edges, online: Trajectory, config: RefineConfig, vouched: Int, event_of: Int
+    edges: Edges, online: Trajectory, config: RefineConfig, accepted_by_hand: Int, event_of: Int
 ) -> _Solved:
     """Algorithm 2 of the paper: every edge of every loop takes part, in one scale."""
     if config.scale == "free":

@@ -113,7 +113,7 @@ class RefineConfig:
 
 
 _DEFAULT = RefineConfig()
-_NOBODY: NDArray[np.int64] = np.empty(0, np.int64)
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def refine_poses(
     config: RefineConfig = _DEFAULT,
     *,
     odometry: SE3 | None = None,
-    vouched: NDArray[np.int64] = _NOBODY,
+    accepted_by_hand: NDArray[np.int64] = _NONE,
     event_of_group: NDArray[np.int64] | None = None,
     known: Knowledge | None = None,
     with_covariance: bool = False,
@@ -147,7 +147,7 @@ def refine_poses(
     """Poses camera_from_world of graph.frames(), started from `initial` (n,), and the report.
 
     odometry: what windows alone say (`estimate_trajectory`), if it is at hand already and scales are fixed.
-    vouched: groups of loop events that are accepted without being judged.
+    accepted_by_hand: groups of loop events that are accepted without being judged.
     event_of_group: loop event of each group; those of one event are accepted or cut together. None: one each,
     and events of too few edges to agree with themselves are left to the loss.
     known: priors, which place the poses in a world of their own; only with free scales.
@@ -169,7 +169,7 @@ def refine_poses(
     if np.any(is_judged & ~is_lone):
         verified, log_scale = verify_graph(
             edges, topology, config, is_lone,
-            odometry=odometry, vouched=vouched, event_of_group=event_of_group,
+            odometry=odometry, accepted_by_hand=accepted_by_hand, event_of_group=event_of_group,
         )  # fmt: skip
         edges = _as_verified(edges, verified)
     averaged, ties = _averaged_scales(edges, topology, config)
@@ -214,7 +214,7 @@ def verify_graph(
     left_out: NDArray[np.bool_] | None = None,
     *,
     odometry: SE3 | None = None,
-    vouched: NDArray[np.int64] = _NOBODY,
+    accepted_by_hand: NDArray[np.int64] = _NONE,
     event_of_group: NDArray[np.int64] | None = None,
 ) -> tuple[Verification, NDArray[np.float64]]:
     """Loops verified against odometry, and the log scale (n,) that windows alone give the frames.
@@ -233,7 +233,7 @@ def verify_graph(
         edges, topology = edges.select(~left_out), topology.restricted(~left_out)
     return verify_loops(
         edges, odometry, config.verification, topology=topology, event_of_group=event_of_group,
-        given=vouched, is_free=is_free,
+        given=accepted_by_hand, is_free=is_free,
     ), log_scale  # fmt: skip
 
 
@@ -357,7 +357,7 @@ class _Refinement:
 
         def problem_of(system: PriorSystem) -> PoseProblem:
             return PoseProblem(
-                self._pose_edges, self._used, self._ties, _NOBODY, True, system
+                self._pose_edges, self._used, self._ties, _NONE, True, system
             )  # priors hold the gauge
 
         def solver_of(state: PoseState, system: PriorSystem) -> DirectSolver | TwoLevelSolver:
@@ -474,7 +474,7 @@ class _Refinement:
             if placed.clock_sigma_s and np.isfinite(placed.clock_sigma_s):
                 late = placed.clock_sigma_s * kind.velocity(state)
                 shared.append(system.forces(index, state, late[None]))
-        problem = PoseProblem(self._pose_edges, self._used, self._ties, _NOBODY, True, system)
+        problem = PoseProblem(self._pose_edges, self._used, self._ties, _NONE, True, system)
         return pose_covariances(
             problem, state, errors, None,
             terms=system.linearise(state, np.zeros((len(state.center), BLOCK))),
