@@ -7,10 +7,10 @@ import pytest
 
 from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.drift import WindowNoise
-from anchor3r.pose_graph.measured_drift import drift_rate, measure_drift, slow_error_modes
+from anchor3r.pose_graph.measured_drift import SlowNoiseKnots, drift_rate, measure_drift
 from anchor3r.pose_graph.placement import MeasuredDrift
 from anchor3r.pose_graph.pose_system import PoseState
-from anchor3r.pose_graph.priors import Positions
+from anchor3r.pose_graph.priors import Positions, PriorSystem
 
 NUM_FRAMES = 1500
 EXPECTED = WindowNoise(rotation_rad=1e-3, relative=1e-3, num_frames=10.0)
@@ -70,8 +70,8 @@ def test_few_positions_tell_nothing() -> None:
     assert measured(1e-3, 1e-3, 1.0, count=12) is None
 
 
-def test_modes_of_slow_noise_sum_up_to_its_covariance() -> None:
-    count, drift = 60, MeasuredDrift(1e-4, 1e-4, 1.0, 0.25, 30.0)
+def test_slow_noise_as_unknowns_has_its_covariance_at_every_position() -> None:
+    count, first_row, drift = 60, 7, MeasuredDrift(1e-4, 1e-4, 1.0, 0.25, 30.0)
     positions = Positions(
         rows=np.zeros((count, 2), np.int64),
         fraction=np.zeros(count),
@@ -79,13 +79,24 @@ def test_modes_of_slow_noise_sum_up_to_its_covariance() -> None:
         information=np.tile(np.diag([1.0, 0.25, 1.0]), (count, 1, 1)),
         moment_s=5.0 * np.arange(count),
     )
-    modes = slow_error_modes(positions, drift)
-    found = np.einsum("mkx,mly->kxly", modes, modes)
+    knots = SlowNoiseKnots(positions, drift, first_row)
+    state = PoseState(*(np.zeros((first_row + len(knots.rows), *shape)) for shape in ((3, 3), (3,), ())))
+    state.rotation[:] = np.eye(3)
+    terms = PriorSystem([], [knots.prior], width=np.inf).linearise(state, np.zeros((len(state.center), 7)))
+    precision = np.zeros((len(knots.rows), len(knots.rows), 3, 3))
+    for a, b, block in zip(*terms, strict=True):
+        precision[a - first_row, b - first_row] += block[3:6, 3:6]
+        if a != b:
+            precision[b - first_row, a - first_row] += block[3:6, 3:6].T
+    jacobian = knots.added_to(positions).linearise(state).jacobian[:, 2:, 0, 3]
+    seen = np.zeros((count, len(knots.rows)))
+    rows = knots.added_to(positions).rows[:, 2:] - first_row
+    np.add.at(seen, (np.arange(count)[:, None], rows), jacobian)
     apart = 5.0 * np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
     for axis, variance in enumerate([0.25, 1.0, 0.25]):
-        expected = variance * np.exp(-apart / 30.0)
-        np.testing.assert_allclose(found[:, axis, :, axis], expected, atol=0.3 * variance)
-    np.testing.assert_allclose(found[:, 0, :, 1], 0, atol=1e-12)
+        found = seen @ np.linalg.inv(precision[:, :, axis, axis]) @ seen.T
+        np.testing.assert_allclose(found, variance * np.exp(-apart / 30.0), atol=0.13 * variance)
+    np.testing.assert_allclose(precision[:, :, 0, 1], 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.004])

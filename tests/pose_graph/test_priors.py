@@ -16,6 +16,7 @@ from anchor3r.pose_graph.priors import (
     PriorKind,
     PriorSystem,
     Scales,
+    SlowNoise,
     in_rows,
 )
 
@@ -50,6 +51,16 @@ def every_kind(seed: int = 0) -> list[PriorKind]:
             position=rng.normal(size=(3, 3)),
             information=metric(rng, 3, 3),
             antenna_in_camera=np.array([0.2, -0.5, 0.1]),
+        ),
+        Positions(
+            rows=np.array([[0, 1, 3, 4], [1, 1, 4, 4]]),
+            fraction=np.array([0.3, 0.0]),
+            position=rng.normal(size=(2, 3)),
+            information=metric(rng, 2, 3),
+            slow_fraction=np.array([0.6, 0.0]),
+        ),
+        SlowNoise(
+            rows=np.array([[3, 3], [3, 4]]), memory=np.array([0.0, 0.8]), information=metric(rng, 2, 3)
         ),
         Distances(rows=two[:2], length=np.array([1.0, 2.0]), information=metric(rng, 2, 1)),
         Distances(

@@ -47,7 +47,7 @@ from anchor3r.pose_graph.linalg.step_solvers import (
     TwoLevelSolver,
     make_step_solver,
 )
-from anchor3r.pose_graph.measured_drift import drift_rate, measure_drift, slow_error_modes
+from anchor3r.pose_graph.measured_drift import SlowNoiseKnots, drift_rate, measure_drift
 from anchor3r.pose_graph.noise import ErrorModelEstimator
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.placement import (
@@ -59,8 +59,16 @@ from anchor3r.pose_graph.placement import (
     place,
     solve_with_priors,
 )
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState
-from anchor3r.pose_graph.priors import BLOCK, Directions, Positions, PriorSystem, Scales, in_rows
+from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState
+from anchor3r.pose_graph.priors import (
+    BLOCK,
+    Directions,
+    Positions,
+    PriorSystem,
+    Scales,
+    SlowNoise,
+    in_rows,
+)
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
 from anchor3r.pose_graph.revisits import VerificationConfig
 from anchor3r.pose_graph.topology import Topology, components_of, topology_of
@@ -278,6 +286,30 @@ def _averaged_scales(
     return log_scale, joined(carried_ties(edges, topology), walk)
 
 
+def _with_slow_noise(
+    known: Knowledge, drift: MeasuredDrift | None, num_frames: int
+) -> tuple[Knowledge, list[SlowNoise]]:
+    """Priors with the slow noise of a receiver as an unknown, if it was measured; and what is known of it."""
+    index = next((k for k, kind in enumerate(known.kinds) if isinstance(kind, Positions)), None)
+    if drift is None or index is None:
+        return known, []
+    positions: Any = known.kinds[index]
+    if positions.moment_s is None:
+        return known, []
+    knots = SlowNoiseKnots(positions, drift, num_frames)
+    return known.changed(index, knots.added_to), [knots.prior]
+
+
+def _with_noise_rows(state: PoseState, noise: Float) -> PoseState:
+    """The state with rows (q, 3) of slow noise after those of frames."""
+    count = len(noise)
+    return PoseState(
+        np.concatenate([state.rotation, np.tile(np.eye(3), (count, 1, 1))]),
+        np.concatenate([state.center, noise]),
+        np.concatenate([state.log_scale, np.zeros(count)]),
+    )
+
+
 class _Refinement:
     """One graph's problem: which edges take part, with which noise, how it is solved."""
 
@@ -319,7 +351,7 @@ class _Refinement:
         )  # fmt: skip
         if is_start and len(starts) == 1:
             return starts[0], _NOT_RUN
-        solver = self._solver(problem)
+        solver = self._solver(problem, len(self.topology.frames))
         errors, tolerance = estimator.estimate(starts[-1]), config.relative_tolerance
         costs = [cost_at(problem, start, errors) for start in starts]
         order = np.argsort(np.nan_to_num(costs, nan=np.inf), kind="stable")
@@ -344,14 +376,17 @@ class _Refinement:
     def place(self, state: PoseState, known: Knowledge, alone: PoseState) -> tuple[Placed, Minimisation]:
         """Goes on from a state that `run` gave, with priors. alone: what windows alone say."""
         config, known = self._config, known.in_rows(self.topology.frames)
-        drift = self._measured_drift(alone, known)
+        noise_of_windows = self._window_noise(alone)
+        drift = self._measured_drift(alone, known, noise_of_windows)
         if drift is not None:
-            self._trust_windows(alone, drift)
+            self._trust_windows(drift, noise_of_windows)
         else:
             self._trust_scales(alone, known)
-            self._trust_directions(alone, known)
+            self._trust_directions(alone, known, noise_of_windows)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
+        known, noise = _with_slow_noise(known, drift, len(self.topology.frames))
+        start = _with_noise_rows(start, np.zeros((sum(len(kind.rows) for kind in noise), 3)))
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
         outcomes: list[Minimisation] = []
 
@@ -364,32 +399,36 @@ class _Refinement:
             terms = system.linearise(state, np.zeros((len(state.center), 7)))
             if made and np.array_equal(made[0][0].a, terms.a) and np.array_equal(made[0][0].b, terms.b):
                 return made[0][1]
-            made[:] = [(terms, self._solver(problem_of(system), terms))]
+            made[:] = [(terms, self._solver(problem_of(system), len(state.center), terms))]
             return made[0][1]
 
         def solved(state: PoseState, system: PriorSystem) -> PoseState:
             def reestimate(state: PoseState) -> ErrorModel | None:
                 is_changed, errors = system.measure(state), estimator(state)
-                return estimator.estimate(state) if errors is None and is_changed else errors
+                return estimator.current()[0] if errors is None and is_changed else errors
 
+            # A solution before this one has left the noise as it is at its end, which is the state now.
+            errors = estimator.current()[0] if outcomes else estimator.estimate(state)
             found, outcome = minimise(
-                problem_of(system), state, estimator.estimate(state), reestimate, solver_of(state, system),
+                problem_of(system), state, errors, reestimate, solver_of(state, system),
                 max_iterations=config.max_iterations, relative_tolerance=config.relative_tolerance,
             )  # fmt: skip
             outcomes.append(outcome)
             return found
 
         def model(state: PoseState, system: PriorSystem) -> Normal:
-            linear = quadratic_model(problem_of(system), state, estimator.estimate(state))
+            linear = quadratic_model(problem_of(system), state, estimator.current()[0])
             return linear, solver_of(state, system)
 
         placed = solve_with_priors(
-            start, known.kinds, assumed, solved, model,
-            width=config.width, clock=known.clock, config=config.placement,
+            start, known.kinds, [*assumed, *noise], solved, model, width=config.width, clock=known.clock,
+            num_frames=len(self.topology.frames), config=config.placement,
         )  # fmt: skip
         return replace(placed, drift=drift), outcomes[-1]
 
-    def _measured_drift(self, alone: PoseState, known: Knowledge) -> MeasuredDrift | None:
+    def _measured_drift(
+        self, alone: PoseState, known: Knowledge, expected: WindowNoise
+    ) -> MeasuredDrift | None:
         """As the positions tell it that lie on one component, the one with the most of them."""
         positions = [kind for kind in known.kinds if isinstance(kind, Positions)]
         if not positions:
@@ -400,7 +439,7 @@ class _Refinement:
         own = in_rows(positions[0].select(component[positions[0].rows[:, 0]] == label), rows)
         part = PoseState(alone.rotation[rows], alone.center[rows], alone.log_scale[rows])
         return measure_drift(
-            part, self.topology.frames[rows], own, self._window_noise(alone),
+            part, self.topology.frames[rows], own, expected,
             significance=self._config.placement.significance,
         )  # fmt: skip
 
@@ -408,9 +447,9 @@ class _Refinement:
         edges = in_one_scale(self._edges, alone.log_scale, self.topology)
         return window_noise(edges, self.topology, alone.poses(), is_free=True)
 
-    def _trust_windows(self, alone: PoseState, drift: MeasuredDrift) -> None:
+    def _trust_windows(self, drift: MeasuredDrift, expected: WindowNoise) -> None:
         """Makes window edges, and what they tell of scales, as uncertain as odometry really drifts."""
-        independent = independent_rotation_rate(self._edges, self.topology, self._window_noise(alone))
+        independent = independent_rotation_rate(self._edges, self.topology, expected)
         self._inflate_windows(max(1.0, (drift.rotation_rate / independent) ** 2))
         self._loosen_ties(drift.scale_rate)
 
@@ -427,7 +466,7 @@ class _Refinement:
                     self._inflate_windows(shared_inflation(self._edges, self.topology, alone))
                     self._loosen_ties(rate)
 
-    def _trust_directions(self, alone: PoseState, known: Knowledge) -> None:
+    def _trust_directions(self, alone: PoseState, known: Knowledge, noise: WindowNoise) -> None:
         """Makes windows as uncertain as their own down wanders from where it is known to be."""
         for kind in known.kinds:
             if not isinstance(kind, Directions):
@@ -437,7 +476,7 @@ class _Refinement:
             across = np.linalg.svd(np.median(down, 0)[None])[2][1:]  # (2, 3)
             rates = [drift_rate(down @ axis, self.topology.frames[rows]) for axis in across]
             rate = float(np.sqrt(np.mean([value**2 for value in rates if value is not None] or [0.0])))
-            expected = independent_rotation_rate(self._edges, self.topology, self._window_noise(alone))
+            expected = independent_rotation_rate(self._edges, self.topology, noise)
             self._inflate_windows(max(self._window_inflation, (rate / expected) ** 2))
 
     def _inflate_windows(self, inflation: float) -> None:
@@ -465,21 +504,19 @@ class _Refinement:
             return pose_covariances(self._problem, state, errors, self.topology.component, inflation)
         # Edges alone are so much worse than they say, not the priors.
         errors = ErrorModel(errors.information / inflation, errors.width_sq / inflation)
-        system, shared = placed.system, []
-        for index, kind in enumerate(system.kinds):
-            if not isinstance(kind, Positions):
-                continue
-            if placed.drift is not None:
-                shared.append(system.forces(index, state, slow_error_modes(kind, placed.drift)))
-            if placed.clock_sigma_s and np.isfinite(placed.clock_sigma_s):
-                late = placed.clock_sigma_s * kind.velocity(state)
-                shared.append(system.forces(index, state, late[None]))
+        system, shared, num_frames = placed.system, None, len(state.center)
+        state = _with_noise_rows(state, placed.slow_noise)
+        if placed.clock_sigma_s and np.isfinite(placed.clock_sigma_s):
+            index = next(k for k, kind in enumerate(system.kinds) if isinstance(kind, Positions))
+            positions: Any = system.kinds[index]
+            shared = system.forces(index, state, (placed.clock_sigma_s * positions.velocity(state))[None])
         problem = PoseProblem(self._pose_edges, self._used, self._ties, _NONE, True, system)
-        return pose_covariances(
+        found = pose_covariances(
             problem, state, errors, None,
             terms=system.linearise(state, np.zeros((len(state.center), BLOCK))),
-            shared=np.concatenate(shared) if shared else None,
+            shared=shared,
         )  # fmt: skip
+        return None if found is None else found[:num_frames]
 
     def details(self, verdicts: EventVerdicts | None) -> dict[str, Any]:
         """Noise as measured, by kind, and what became of loop events."""
@@ -497,10 +534,12 @@ class _Refinement:
             }
         return details
 
-    def _solver(self, problem: PoseProblem, terms: BlockTerms = NO_TERMS) -> DirectSolver | TwoLevelSolver:
-        config, n = self._config, len(self.topology.frames)
+    def _solver(
+        self, problem: PoseProblem, num_rows: int, terms: BlockTerms = NO_TERMS
+    ) -> DirectSolver | TwoLevelSolver:
+        config = self._config
         return make_step_solver(
-            Structure(problem.edges, problem.ties, self._used, n, problem.block, terms), config.solver,
+            Structure(problem.edges, problem.ties, self._used, num_rows, problem.block, terms), config.solver,
             tolerance=config.inner_tolerance, max_iterations=config.inner_iterations,
             expected_iterations=_EXPECTED_ITERATIONS[config.loss],
         )  # fmt: skip

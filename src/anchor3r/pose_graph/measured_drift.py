@@ -13,6 +13,8 @@ Shapes: k positions, u places at which odometry errs, n frames.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
@@ -23,7 +25,7 @@ from anchor3r.geometry import hat
 from anchor3r.pose_graph.drift import WindowNoise
 from anchor3r.pose_graph.placement import MeasuredDrift, anchored, moved_by, robust_similarity
 from anchor3r.pose_graph.pose_system import Float, PoseState
-from anchor3r.pose_graph.priors import Positions
+from anchor3r.pose_graph.priors import Positions, SlowNoise
 from anchor3r.robust import SIGMA_PER_MAD
 
 _MAX_POSITIONS = 160
@@ -37,8 +39,8 @@ _LOG_SIGMA = np.array([4.0, 4.0, 1.0, 2.0, 1.0])
 50 in variance either way, the receiver by less."""
 SLOW_PART, SLOW_TIME_S = 0.25, 30.0
 """First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
-_MAX_MODES = 200
-"""Along each axis, of slow noise in covariances: enough for 50 minutes of noise of 30 s."""
+_KNOTS_IN_MEMORY = 4
+"""Unknowns of slow noise in the time that it takes to change: between them 6 % of its variance are lost."""
 _FIRST_STEP = 0.5  # of the search for the likeliest parameters, in `_LOG_SIGMA`
 _NEVER = 1e-9
 _NEXT_LAG, _LAGS = 5, 16
@@ -126,13 +128,13 @@ class _Process:
         self._is_spread_known = positions.is_spread_known
         self._left = -positions.linearise(state).residual.ravel()
         at = state.center[positions.rows[:, 0]]
-        self._fixed = _similarities(at - at.mean(0))
+        self._fixed = similarities(at - at.mean(0))
         if positions.velocity_per_way is not None:
             self._fixed = np.column_stack([self._fixed, positions.velocity(state).ravel()])
         norm = np.linalg.norm(self._fixed, axis=0)
         moves = norm > _NEVER  # a clock moves nothing that stands still
         self._fixed = self._fixed[:, moves] / norm[moves]
-        self._turns, self._stretches = _drift_kernels(state.center, frames, positions.rows[:, 0])
+        self._turns, self._stretches = drift_kernels(state.center, frames, positions.rows[:, 0])
         self._covariance = np.linalg.inv(positions.information)
         self._apart_s = (
             None
@@ -241,32 +243,47 @@ class _Process:
         )
 
 
-def slow_error_modes(positions: Positions, drift: MeasuredDrift) -> Float:
-    """(m, k, 3) independent errors of one standard deviation each, which sum up to the slow noise.
+class SlowNoiseKnots:
+    """Moments at which the slow noise of a receiver is an unknown; between them it is interpolated."""
 
-    Only the greatest: what is left of the noise changes so fast that poses hardly follow it.
-    """
-    if positions.moment_s is None:
-        return np.zeros((0, len(positions.rows), 3))
-    # A smooth curve through so few moments that their matrix stays small.
-    moment = positions.moment_s
-    count = int(np.clip(2 * np.ptp(moment) / drift.slow_time_s, 8, _MAX_MODES))
-    knots = np.linspace(moment.min(), moment.max(), count)
-    root = np.linalg.cholesky(
-        np.exp(-np.abs(knots[:, None] - knots) / drift.slow_time_s) + _NEVER * np.eye(count)
-    )
-    along = np.stack([np.interp(moment, knots, column) for column in root.T])
-    sigma = np.sqrt(drift.slow * np.diag(np.median(np.linalg.inv(positions.information), 0)))
-    modes = along[:, None, :, None] * (np.eye(3) * sigma)[None, :, None, :]
-    return np.asarray(modes.reshape(-1, len(moment), 3))
+    def __init__(self, positions: Positions, drift: MeasuredDrift, first_row: int) -> None:
+        """first_row: of the solver that is free for the first of them."""
+        moment = positions.moment_s
+        assert moment is not None
+        span = float(np.ptp(moment))
+        count = int(min(np.ceil(span / drift.slow_time_s * _KNOTS_IN_MEMORY) + 1, len(moment)))
+        self._begin, self._interval = float(moment.min()), max(span / max(count - 1, 1), 1e-9)
+        self.rows = first_row + np.arange(count)
+        """(q,) of the solver"""
+        memory = np.full(count, np.exp(-self._interval / drift.slow_time_s))
+        memory[0] = 0.0
+        variance = max(drift.slow, _NEVER) * np.median(np.linalg.inv(positions.information), 0)
+        self.prior = SlowNoise(
+            rows=np.stack([np.maximum(self.rows - 1, first_row), self.rows], 1),
+            memory=memory,
+            information=np.linalg.inv(variance) / (1 - memory**2)[:, None, None],
+        )
+
+    def added_to(self, positions: Positions) -> Positions:
+        """The positions with the noise as an unknown, also where their clock has been moved a little."""
+        assert positions.moment_s is not None
+        last = len(self.rows) - 1
+        along = np.clip((positions.moment_s - self._begin) / self._interval, 0, last)
+        before = np.minimum(along.astype(np.int64), max(last - 1, 0))
+        after = np.minimum(before + 1, last)
+        return replace(
+            positions,
+            rows=np.column_stack([positions.rows[:, :2], self.rows[before], self.rows[after]]),
+            slow_fraction=along - before,
+        )
 
 
-def _similarities(at: Float) -> Float:
+def similarities(at: Float) -> Float:
     """(3 k, 7) what moving, turning and stretching everything does to places (k, 3), which are centred."""
     return np.concatenate([np.tile(np.eye(3), (len(at), 1, 1)), hat(at), at[:, :, None]], 2).reshape(-1, 7)
 
 
-def _drift_kernels(center: Float, frames: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Float, Float]:
+def drift_kernels(center: Float, frames: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Float, Float]:
     """(3 k, 3 k) covariances at rows (k,) of turns, and of stretches, of variance 1 at every frame."""
     nodes = np.arange(0, len(center), int(np.ceil(len(center) / _MAX_NODES)))
     gap = np.diff(frames[nodes], append=frames[-1] + 1).astype(np.float64)

@@ -95,6 +95,16 @@ class Knowledge:
     clock: MovingClock | None = None
     """if that of the positions is to be set; its rows are frames, too"""
 
+    def changed(self, index: int, change: Callable[[Positions], Positions]) -> Knowledge:
+        """The same with other positions, which are one of the kinds, wherever their clock is."""
+        kinds, clock = list(self.kinds), self.clock
+        positions: Any = kinds[index]
+        kinds[index] = change(positions)
+        if clock is not None and clock.index == index:
+            at = clock.at
+            clock = replace(clock, at=lambda offset: change(at(offset)))
+        return Knowledge(kinds=tuple(kinds), clock=clock)
+
     def in_rows(self, frames: Int) -> Knowledge:
         """What is known with rows of ascending frames (n,) in place of frames."""
         kinds, clock = tuple(in_rows(kind, frames) for kind in self.kinds), self.clock
@@ -109,6 +119,8 @@ class Placed:
     """A state that agrees with its priors, and how they fared."""
 
     state: PoseState
+    slow_noise: Float
+    """(q, 3) of the positions' receiver, at the moments where it was an unknown; none if it was not"""
     kept: list[Bool]
     """by kind, (k,) priors that were not cut"""
     chi_square_excess: list[Float]
@@ -145,11 +157,13 @@ def solve_with_priors(
     *,
     width: float,
     clock: MovingClock | None = None,
+    num_frames: int,
     config: PlacementConfig,
 ) -> Placed:
     """Alternates solving, cutting what contradicts the solution, and setting the clock, until all is settled.
 
-    kinds: in rows. start, assumed: as `place` gives them. width: of the robust loss in standard deviations.
+    kinds: in rows. start, assumed: as `place` gives them, with rows of slow noise after those of frames.
+    width: of the robust loss in standard deviations.
     """
     everything, state, offset, sigma = list(kinds), start, 0.0, 0.0
     kept = [np.ones(len(kind.rows), bool) for kind in everything]
@@ -168,13 +182,17 @@ def solve_with_priors(
         kept = within
         if is_settled and abs(change) < config.clock_tolerance_s:
             break
+    # What a position is off from the map is not less because its receiver's noise is known.
+    noise = state.center[num_frames:]
+    bare = state._replace(center=np.concatenate([state.center[:num_frames], np.zeros_like(noise)]))
     return Placed(
-        state=state,
+        state=PoseState(*(column[:num_frames] for column in state)),
+        slow_noise=noise,
         kept=kept,
         chi_square_excess=excess,
-        residual=[kind.linearise(state).residual for kind in everything],
+        residual=[kind.linearise(bare).residual for kind in everything],
         variance_factor=system.variance_factor,
-        scale_sigma=_scale_sigma(*model(state, system)),
+        scale_sigma=_scale_sigma(*model(state, system), num_frames),
         clock_offset_s=offset,
         clock_sigma_s=sigma,
         system=system,
@@ -207,10 +225,10 @@ def _clock_step(
     return -force / stiffness, stiffness**-0.5
 
 
-def _scale_sigma(linear: LinearSystem, solver: DirectSolver | TwoLevelSolver) -> float:
+def _scale_sigma(linear: LinearSystem, solver: DirectSolver | TwoLevelSolver, num_frames: int) -> float:
     """Spread of the mean log scale of all frames."""
     average = np.zeros_like(linear.gradient)
-    average[:, 6] = 1 / len(average)
+    average[:num_frames, 6] = 1 / num_frames
     step, _ = solver.solve(linear._replace(gradient=average))
     return np.inf if step is None else float(np.sqrt(max(0.0, -float(np.vdot(step, average)))))
 

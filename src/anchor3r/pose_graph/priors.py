@@ -82,7 +82,8 @@ class Positions:
     name: ClassVar[str] = "position"
     num_independent: ClassVar[int] = 3
     rows: Int
-    """(k, 2) frames before and after the moment; the same twice if it is that of a frame"""
+    """(k, 2) frames before and after the moment; the same twice if it is that of a frame. (k, 4) with the
+    rows of the solver before and after it whose centres are the receiver's slow noise (`SlowNoise`)"""
     fraction: Float
     """(k,) how far the moment is from the first of the frames to the second"""
     position: Float
@@ -96,30 +97,67 @@ class Positions:
     clocks are sure"""
     moment_s: Float | None = None
     """(k,) when it was, for noise that wanders with time; None if that is not known"""
+    slow_fraction: Float | None = None
+    """(k,) how far the moment is from the first row of slow noise to the second; None without"""
     is_spread_known: bool = True
 
     def linearise(self, state: PoseState) -> Linearised:
-        a, b = self.rows.T
+        a, b = self.rows[:, :2].T
         part = self.fraction[:, None]
         arms = [np.swapaxes(state.rotation[row], 1, 2) @ self.antenna_in_camera for row in (a, b)]
         shares = (1 - part, part)
         antenna = sum(s * (state.center[row] + arm) for s, row, arm in zip(shares, (a, b), arms, strict=True))
-        jacobian = np.zeros((len(a), 2, 3, BLOCK))
+        jacobian = np.zeros((len(a), self.rows.shape[1], 3, BLOCK))
         for end, (share, arm) in enumerate(zip(shares, arms, strict=True)):
             jacobian[:, end, :, :3] = share[..., None] * hat(arm)
             jacobian[:, end, :, 3:6] = share[..., None] * np.eye(3)
+        if self.slow_fraction is not None:
+            part = self.slow_fraction[:, None]
+            for end, share in ((2, 1 - part), (3, part)):
+                antenna = antenna + share * state.center[self.rows[:, end]]
+                jacobian[:, end, :, 3:6] = share[..., None] * np.eye(3)
         return Linearised(antenna - self.position, jacobian)
 
     def velocity(self, state: PoseState) -> Float:
         """(k, 3) of the camera in world lengths a second: how residuals change with a clock's offset."""
         assert self.velocity_per_way is not None
-        a, b = self.rows.T
+        a, b = self.rows[:, :2].T
         return self.velocity_per_way[:, None] * (state.center[b] - state.center[a])
 
     def select(self, which: Bool) -> Positions:
         columns = ["rows", "fraction", "position", "information"]
-        columns += [name for name in ("velocity_per_way", "moment_s") if getattr(self, name) is not None]
+        optional = ("velocity_per_way", "moment_s", "slow_fraction")
+        columns += [name for name in optional if getattr(self, name) is not None]
         return _selected(self, columns, which)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowNoise:
+    """How the error of a receiver wanders from moment to moment, as a first-order Gauss–Markov process.
+
+    Its values are unknowns like poses: the centres of rows of the solver that come after those of frames.
+    """
+
+    name: ClassVar[str] = "slow noise"
+    num_independent: ClassVar[int] = 3
+    rows: Int
+    """(k, 2) from one value to the next; the first one's twice"""
+    memory: Float
+    """(k,) part of a value that is left in the next; none of what was before the first"""
+    information: Float
+    """(k, 3, 3) of what each adds"""
+    is_spread_known: bool = True
+
+    def linearise(self, state: PoseState) -> Linearised:
+        before, after = self.rows.T
+        memory = self.memory[:, None]
+        jacobian = np.zeros((len(before), 2, 3, BLOCK))
+        jacobian[:, 0, :, 3:6] = -memory[..., None] * np.eye(3)
+        jacobian[:, 1, :, 3:6] = np.eye(3)
+        return Linearised(state.center[after] - memory * state.center[before], jacobian)
+
+    def select(self, which: Bool) -> SlowNoise:
+        return _selected(self, ["rows", "memory", "information"], which)
 
 
 @dataclass(frozen=True, kw_only=True)
