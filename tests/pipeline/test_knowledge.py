@@ -106,6 +106,53 @@ def test_positions_place_a_map_though_some_are_wrong_and_the_clock_is_off(
     assert line[0][:2] == pytest.approx(DATUM.to_geodetic(local[0])[[1, 0]], abs=1e-5)
 
 
+def write_exact_fixes(path: Path, times: np.ndarray, local: np.ndarray, *, exchanged: bool = False) -> None:
+    """At moments of frames, by a clock that is exactly three frames behind."""
+    rows = np.arange(10, len(times) - 10, 4)
+    rng = np.random.default_rng(0)
+    geodetic = DATUM.to_geodetic(local[rows] + NOISE_M * rng.normal(size=(len(rows), 3)))
+    geodetic = geodetic[:, [1, 0, 2]] if exchanged else geodetic
+    lines = [
+        f"{float(times[row - 3])!r},{latitude:.10f},{longitude:.10f},{up:.4f},{NOISE_M}"
+        for row, (latitude, longitude, up) in zip(rows, geodetic, strict=True)
+    ]
+    path.write_text("\n".join(["time,latitude,longitude,altitude,sigma", *lines]))
+
+
+def test_a_clock_is_found_by_positions_at_the_very_moments_of_frames(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", "auto")
+    late_s = 3 * (times[1] - times[0])
+    assert abs(summary["clock_offset_s"] - late_s) < 4 * summary["clock_offset_sigma_s"] < 0.4
+
+
+def test_exchanged_latitude_and_longitude_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    path = tmp_path / "gnss.csv"
+    write_exact_fixes(path, times, local, exchanged=True)
+    assert main(["refine", str(folder), "--no-loops", "--gnss", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "latitude and longitude seem to be exchanged" in said
+    assert "line 2 to line" in said
+    write_exact_fixes(path, times, local)
+    refine(capsys, folder, "--gnss", path)
+
+
+def test_a_camera_that_stands_still_leaves_the_scale_open(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    standing = np.tile(local[100], (len(local), 1))
+    write_fixes(tmp_path / "gnss.csv", times, standing)  # wrong ones by far, so that it seems to go somewhere
+    assert main(["refine", str(folder), "--no-loops", "--gnss", str(tmp_path / "gnss.csv")]) == 1
+    assert "leaves the scale of the map open" in capsys.readouterr().err
+
+
 def test_distances_and_speeds_give_metres(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,11 +270,18 @@ def test_a_map_without_a_place_is_not_exported_to_globes(
 def test_distances_that_contradict_one_another_are_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--distance", "3", "40", "10", "--distance", "3", "40", "30"]
-    assert main(["refine", str(folder), "--no-loops", *arguments]) == 0
+    arguments = ["refine", str(folder), "--no-loops", "--distance", "3", "40", "10", "--distance", "3", "40"]
+    assert main([*arguments, "11"]) == 0
     out = capsys.readouterr().out
     assert "WARNING: these contradict one another" in out
-    assert "distance 3 40, distance 3 40" in out
+    assert "distance 3 40 10" in out
+    assert "distance 3 40 11" in out
+    assert main([*arguments, "30"]) == 1
+    said = capsys.readouterr().err
+    assert "leaves the scale of the map open" in said
+    assert "distance 3 40 30" in said
+    assert main([*arguments, "10", "--distance", "3", "40", "12", "--distance", "50", "90", "3"]) == 0
+    assert "cut, as the map contradicts them, the worst first: distance" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -291,7 +345,7 @@ def test_distances_between_things_that_frames_show(
     )
     assert way == pytest.approx(SCALE * true_way, rel=0.03)
     with open(folder / "priors.csv") as file:
-        assert next(row["entry"] for row in csv.DictReader(file)) == "distance 10 30:80,100"
+        assert next(row["entry"] for row in csv.DictReader(file)).startswith("distance 10 30:80,100 ")
 
 
 def test_where_there_is_no_ground_a_height_is_refused(

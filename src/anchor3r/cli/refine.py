@@ -17,6 +17,10 @@ from anchor3r.store.fused import FUSED
 
 Events = tyro.conf.UseAppendAction[tuple[int, ...]]
 _DEFAULTS = RefineSettings()
+_WANDERING = 4.0
+"""Times what positions state or are assumed to be off by, that they may wander without a warning."""
+_LOOSE_SCALE_SIGMA = 0.05
+"""Of a log scale: with a probability of 5 % it is off by more than a tenth."""
 
 
 def refine(
@@ -61,10 +65,14 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
             f"{kind['kind']}: {kind['priors'] - kind['cut']} of {kind['priors']} priors fit the map, spread "
             f"{kind['spread']:.2f} times what was stated or assumed"
         )
+        if kind["worst_cut"]:
+            worst = ", ".join(kind["worst_cut"])
+            lines.append(f"  cut, as the map contradicts them, the worst first: {worst}")
         if kind["contradicting"]:
             lines.append(
-                f"WARNING: these contradict one another or the map, by {kind['spread']:.3g} times what they "
-                f"state: {', '.join(kind['contradicting'])}; check them, or state a larger spread"
+                f"WARNING: these contradict one another or the map, by {kind['spread']:.3g} times what is "
+                f"stated or assumed: {', '.join(kind['contradicting'])}; check them and their clock, or "
+                "state a larger spread"
             )
     if "drift" in summary:
         drift = summary["drift"]
@@ -72,6 +80,16 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
             f"drift of the odometry against the positions: {np.degrees(drift['rotation_rate']):.3f}° and "
             f"{drift['scale_rate']:.3%} of scale, times the root of the frames"
         )
+        noise = summary["position_noise"]
+        lines.append(
+            f"noise of the positions: {noise['white_m']:.2g} m from one to the next, {noise['slow_m']:.2g} m "
+            f"that wanders within {noise['slow_time_s']:.0f} s"
+        )
+        if noise["slow_m"] > _WANDERING * noise["stated_m"]:
+            lines.append(
+                "WARNING: the positions wander that far off the map all along: check that they are of this "
+                "drive, and their clock (--gnss-offset)"
+            )
     if "clock_offset_s" in summary:
         lines.append(
             f"clock of the positions: {summary['clock_offset_s']:+.3f} ± "
@@ -79,6 +97,10 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
         )
     if summary.get("units") == "m":
         lines.append(f"the map is in metres; its scale is known to {summary['scale_sigma']:.2%}")
+        if summary["scale_sigma"] > _LOOSE_SCALE_SIGMA:
+            lines.append(
+                "WARNING: that is loose; positions over a longer way, or more distances, tell it better"
+            )
     if "datum" in summary:
         datum = summary["datum"]
         lines.append(f"origin at {datum['latitude_deg']:.7f}, {datum['longitude_deg']:.7f} (WGS 84)")

@@ -87,7 +87,7 @@ def distance_priors(
         information=np.array(spread)[:, None, None] ** -2.0,
         points_in_camera=np.array(points),
     )
-    return priors, [f"distance {a} {b}" for a, b, _ in distances]
+    return priors, [f"distance {a} {b} {metres:g}" for a, b, metres in distances]
 
 
 def point_reader(scene_map: Map) -> PointReader:

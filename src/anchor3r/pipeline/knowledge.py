@@ -24,9 +24,14 @@ from anchor3r.limits import LIMITS
 from anchor3r.pipeline.directions import read_directions
 from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
-from anchor3r.pipeline.placing import MAX_INTERVAL_S, MetricFixes, PositionSettings
+from anchor3r.pipeline.placing import (
+    MAX_INTERVAL_S,
+    MetricFixes,
+    PositionSettings,
+    exchanged_coordinates,
+)
 from anchor3r.pipeline.surveyed import read_surveyed
-from anchor3r.pose_graph.placement import Knowledge, MovingClock, Placed
+from anchor3r.pose_graph.placement import Knowledge, MeasuredDrift, MovingClock, Placed
 from anchor3r.pose_graph.priors import Directions, Distances, Headings, Positions, PriorKind, Scales
 from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
@@ -40,6 +45,8 @@ _LOWEST_M, _HIGHEST_M = 1e-3, 100.0
 """Of a camera that sees the ground it moves along."""
 _DOUBTED, _NAMED = 4.0, 3
 """Times that errors are larger than priors of a kind state, from which on a warning names so many of them."""
+_OPEN_SCALE_SIGMA = 0.35
+"""Of a log scale, from which on the map could be twice as large, or half, with a probability of 5 %."""
 _LEAST_WAY = 3.0
 """How many standard deviations of a position the track has to be long."""
 
@@ -111,6 +118,7 @@ class MapKnowledge:
                 "cut": int((~kept).sum()),
                 "spread": float(np.sqrt(factor)),
                 "contradicting": self._contradicting(index, placed),
+                "worst_cut": self._worst_cut(index, placed),
             }
             for index, (kind, kept, factor) in enumerate(
                 zip(self.known.kinds, placed.kept, placed.variance_factor, strict=True)
@@ -125,6 +133,7 @@ class MapKnowledge:
             summary |= {"units": "m", "scale_sigma": placed.scale_sigma}
         if placed.drift is not None:
             summary["drift"] = placed.drift._asdict()
+            summary["position_noise"] = self._position_noise(placed.drift)
         if self.datum is not None:
             summary["datum"] = self.datum.as_dict()
         if self.known.clock is not None:
@@ -135,11 +144,49 @@ class MapKnowledge:
         return summary
 
     def _contradicting(self, index: int, placed: Placed) -> list[str]:
-        """The worst of a kind whose priors do not fit within what they state; none where they do."""
-        if not self.known.kinds[index].is_spread_known or placed.variance_factor[index] < _DOUBTED**2:
+        """The worst of a kind whose priors miss what is stated or assumed by far; none where they do not."""
+        if placed.variance_factor[index] < _DOUBTED**2:
             return []
-        worst = np.argsort(-placed.chi_square_excess[index], kind="stable")[:_NAMED]
-        return [self.entries[index][k] for k in worst]
+        return self._worst(index, placed, np.ones(len(self.entries[index]), bool))
+
+    def _worst_cut(self, index: int, placed: Placed) -> list[str]:
+        """The worst of those that were cut."""
+        return self._worst(index, placed, ~placed.kept[index])
+
+    def _worst(self, index: int, placed: Placed, which: NDArray[np.bool_]) -> list[str]:
+        """What the worst of some priors (k,) of a kind are called; a line may have made several of them."""
+        order = np.argsort(-placed.chi_square_excess[index], kind="stable")
+        return list(dict.fromkeys(self.entries[index][k] for k in order if which[k]))[:_NAMED]
+
+    def _position_noise(self, drift: MeasuredDrift) -> dict[str, float]:
+        """Metres on each axis, in the mean: stated or assumed, and measured; and how long the slow takes."""
+        positions = next(kind for kind in self.known.kinds if isinstance(kind, Positions))
+        variance = float(np.trace(np.median(np.linalg.inv(positions.information), 0))) / 3
+        white_m, slow_m = (float(np.sqrt(part * variance)) for part in (drift.white, drift.slow))
+        return {
+            "stated_m": float(np.sqrt(variance)),
+            "white_m": white_m,
+            "slow_m": slow_m,
+            "slow_time_s": drift.slow_time_s,
+        }
+
+    def insist_on_scale(self, placed: Placed) -> None:
+        """Refuses lengths that leave the scale open: such a map would be called metric and be none."""
+        tells_lengths = any(not isinstance(kind, Directions | Headings) for kind in self.known.kinds)
+        if not tells_lengths or placed.scale_sigma <= _OPEN_SCALE_SIGMA:
+            return
+        worst = [
+            name
+            for k in range(len(self.entries))
+            for name in self._contradicting(k, placed) or self._worst_cut(k, placed)
+        ]
+        raise Anchor3RError(
+            f"what is given leaves the scale of the map open (± {placed.scale_sigma:.0%}): positions tell it "
+            "where the camera goes much farther than they are wrong by, distances where they agree with one "
+            "another"
+            + (f"; these contradict one another or the map: {', '.join(worst)}" if worst else "")
+            + "; correct or add some"
+        )
 
     def table(self, placed: Placed) -> list[dict[str, Any]]:
         """A row for each prior: what it is, its frames, whether it was kept, and its residual."""
@@ -293,6 +340,8 @@ class _Track:
     entries: list[str]
     datum: Datum | None
     left_out: int
+    is_clock_open: bool
+    """whether the clock is to be found"""
     trajectory: Trajectory
 
     @staticmethod
@@ -313,7 +362,7 @@ class _Track:
             information=np.eye(3) * metric.sigma[:, None, :] ** -2.0,
             is_spread_known=metric.is_spread_known,
             antenna=np.array(settings.antenna), entries=fixes.entries, datum=metric.datum, left_out=0,
-            trajectory=trajectory,
+            is_clock_open=settings.gnss_offset == "auto", trajectory=trajectory,
         )  # fmt: skip
         usable = track._usable(0.0)
         if settings.gnss_offset == "auto":
@@ -321,6 +370,10 @@ class _Track:
             usable &= (moments >= times[0] + 1) & (moments <= times[-1] - 1)
         track = replace(track.select(usable), left_out=int((~usable).sum()))
         track.insist_on_motion(path, metric.sigma[usable])
+        center, down = track.path()
+        said = exchanged_coordinates(fixes, np.flatnonzero(usable), center, down)
+        if said is not None:
+            raise Anchor3RError(f"{path}: {said}")
         return track
 
     def select(self, which: NDArray[np.bool_]) -> _Track:
@@ -352,15 +405,17 @@ class _Track:
         return before, times[before + 1] - times[before]
 
     def _usable(self, offset_s: float) -> NDArray[np.bool_]:
-        """(k,) moments between two frames of one component that are not far apart."""
+        """(k,) moments between two frames of one component that are not far apart, or of one of them."""
+        return self._is_between(offset_s) | (self._exact(offset_s) >= 0)
+
+    def _is_between(self, offset_s: float) -> NDArray[np.bool_]:
         times, component = _times(self.trajectory, Path()), self.trajectory.component
         before, interval = self._bracket(offset_s)
         moments = self.times_s + offset_s
-        exact = self._exact(offset_s)
-        usable = (moments >= times[0]) & (moments <= times[-1]) & (interval <= MAX_INTERVAL_S)
+        between = (moments >= times[0]) & (moments <= times[-1]) & (interval <= MAX_INTERVAL_S)
         if component is not None:
-            usable &= component[before] == component[before + 1]
-        return usable | (exact >= 0)
+            between &= component[before] == component[before + 1]
+        return np.asarray(between)
 
     def _exact(self, offset_s: float) -> NDArray[np.int64]:
         """(k,) row of the frame that was taken at each very moment, as a geotag is; -1 where none was."""
@@ -368,12 +423,24 @@ class _Track:
         row = np.clip(np.searchsorted(times, moments), 0, len(times) - 1)
         return np.where(times[row] == moments, row, -1)
 
+    def path(self) -> tuple[Float, Float]:
+        """(k, 3) where the camera was at the moments, and (k, 3) where its own down was, in the map."""
+        trajectory = self.trajectory
+        before, interval = self._bracket(0.0)
+        part = np.clip((self.times_s - _times(trajectory, Path())[before]) / np.maximum(interval, 1e-9), 0, 1)
+        center = trajectory.center[before] + part[:, None] * (
+            trajectory.center[before + 1] - trajectory.center[before]
+        )
+        return center, trajectory.rotation[before, 1]
+
     def at(self, offset_s: float) -> Positions:
         """The priors if the clock is moved on by a little."""
         times = _times(self.trajectory, Path())
         before, interval = self._bracket(offset_s)
         fraction = (self.times_s + offset_s - times[before]) / np.maximum(interval, 1e-9)
         exact = self._exact(offset_s)
+        if self.is_clock_open:  # by how fast the camera is, which a frame and the next one tell
+            exact = np.where(self._is_between(offset_s), -1, exact)
         first, second = (np.where(exact >= 0, exact, row) for row in (before, before + 1))
         return Positions(
             rows=np.stack([self.trajectory.frames[first], self.trajectory.frames[second]], 1),

@@ -24,16 +24,24 @@ from anchor3r.pose_graph.online_placement import (
     PositionedPath,
     place_online,
 )
+from anchor3r.pose_graph.placement import is_on_a_line, robust_similarity
 from anchor3r.snapshots import Arrays, from_arrays, to_arrays
 from anchor3r.sources.positions import read_fixes
-from anchor3r.trajectory import FramePose, Trajectory
+from anchor3r.trajectory import MIN_ALIGNED_POSES, FramePose, Trajectory
 
 Float = NDArray[np.float64]
+Int = NDArray[np.int64]
 
 GNSS_SIGMA_M = 3.0
 """Standard deviation of positions that do not tell theirs; only its shape matters, its size is measured."""
 MAX_INTERVAL_S = 2.0
 """Frames farther apart do not tell where the camera was in between."""
+_POLE_DEG = 90.0
+_BETTER = 2.0
+"""Times that positions fit a path better the other way round, to be taken for exchanged,"""
+_MOST = 0.75  # of the positions, of which the others may be wrong
+_FITTING = 0.25
+"""if they are then off by no more than this part of their distance from their middle."""
 _WAITING = 1000
 """Frames without a pose whose times are remembered, as a later window may give them one."""
 
@@ -97,6 +105,39 @@ class MetricFixes:
             sigma=sigma @ np.abs(WORLD_FROM_LOCAL).T,
             is_spread_known=is_known,
         )
+
+
+def exchanged_coordinates(fixes: PositionFixes, chosen: Int, center: Float, down: Float) -> str | None:
+    """What to say if latitude and longitude of positions on the Earth were given the wrong way round.
+
+    chosen: (k,) positions, at which the camera was at center (k, 3) with down (k, 3) in the map. The other
+    way round a path is its mirror image, and stretched by the cosine of the latitude. No similarity makes up
+    for the stretch; the mirror image of a level path fits it with the cameras upside down.
+    """
+    geodetic = fixes.position[chosen]
+    if fixes.is_local or len(chosen) < MIN_ALIGNED_POSES or np.abs(geodetic[:, 1]).max() > _POLE_DEG:
+        return None
+    misfit, is_upright = [], []
+    for places in (geodetic, geodetic[:, [1, 0, 2]]):
+        latitude, longitude, altitude = places[0].tolist()
+        datum = Datum(latitude_deg=latitude, longitude_deg=longitude, altitude_m=altitude)
+        target = datum.to_local(places) @ WORLD_FROM_LOCAL.T
+        found, near = robust_similarity(center, target)
+        extent = float(np.median(np.linalg.norm(target - np.median(target, 0), axis=1)))
+        misfit.append(float(np.quantile(np.linalg.norm(found.apply(center) - target, axis=1), _MOST)))
+        is_upright.append(float((down @ np.asarray(found.rotation).T)[:, 1].mean()) > 0)
+    given, exchanged = misfit
+    is_mirrored = is_upright == [False, True] and given * _BETTER > exchanged
+    is_mirrored &= not is_on_a_line(target[near])  # about which a path may turn
+    if not (given > _BETTER * exchanged or is_mirrored) or exchanged > _FITTING * extent:
+        return None
+    return (
+        "latitude and longitude seem to be exchanged: the other way round "
+        f"{fixes.entries[int(chosen[0])]} to {fixes.entries[int(chosen[-1])]} lie {exchanged:.3g} m off the "
+        f"camera's path instead of {given:.3g} ({_MOST:.0%} of them at most)"
+        + (", and the camera is not upside down" if is_mirrored else "")
+        + "; exchange the two columns"
+    )
 
 
 @dataclass
@@ -186,6 +227,8 @@ class _State:
     """By component what was told last."""
     newest: OnlinePlacement | None = None
     """The last look, whether it was told or not."""
+    exchanged: str | None = None
+    """That latitude and longitude are exchanged, so that nothing is told."""
 
 
 class OnlinePlacer:
@@ -250,6 +293,8 @@ class OnlinePlacer:
                 f"frame has a pose (theirs are {self._moment_s[0]:.3f} to {self._moment_s[-1]:.3f} s): state "
                 "the difference of the clocks with --gnss-offset SECONDS"
             )
+        if state.exchanged is not None:
+            return f"{self._settings.gnss}: {state.exchanged}"
         if state.newest is None:
             return (
                 f"it takes {self._config.least_positions} positions at times at which frames have a pose, "
@@ -299,6 +344,11 @@ class OnlinePlacer:
         if placement is None or not placement.is_determined(self._config):
             return None
         told = state.told.get(component)
+        if told is None:
+            down = path.rotation[:, 1]
+            state.exchanged = exchanged_coordinates(self._fixes, fix, path.center, down)
+            if state.exchanged is not None:
+                return None
         if told is not None and not placement.is_news_after(told):
             return None
         state.told[component] = placement

@@ -85,6 +85,8 @@ def refine_map(
         with clock.stage("averaging"):
             loops = [] if number is None else with_choices(scene_map, number, choices)
             solution, known = _solution(scene_map, number, loops, settings, read_frame)
+            if known is not None and solution.placed is not None:
+                known.insist_on_scale(solution.placed)
         with clock.stage("writing"):
             summary = _summary(scene_map, name, solution, settings, known) | {
                 "loops_searched": searched,
