@@ -5,8 +5,10 @@ then simulates what a user would have, refines the map with it under a name of i
 truth as it stands, without a fitted scale. Prints a line a draw and a summary.
 
     python benchmarks/metres.py gnss kitti:DATA/00 --out out/metres/00
+    python benchmarks/metres.py floor kitti:DATA/00 --out out/metres/00
     python benchmarks/metres.py online kitti:DATA/00 --out out/metres/00
     python benchmarks/metres.py distances 7scenes:DATA/redkitchen --out out/metres/kitchen
+    python benchmarks/metres.py tapes 7scenes:DATA/redkitchen --out out/metres/kitchen
     python benchmarks/metres.py height "world:101?motion=driving&frames=300" --out out/metres/drive
     python benchmarks/metres.py cost
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,21 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from anchor3r import load_map, map_source, refine_map
+from anchor3r.evaluation.geometry import depth_at_cells
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import so3_exp, umeyama
 from anchor3r.pipeline.knowledge import PriorSettings
 from anchor3r.pipeline.placing import OnlinePlacer, PositionSettings
 from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
+from anchor3r.pose_graph.measured_drift import drift_kernels, similarities
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.pose_graph.placement import Knowledge
 from anchor3r.pose_graph.priors import Positions
+from anchor3r.predictors.confidence import LIKELY
+from anchor3r.sources import Source
+from anchor3r.store import Map
 from anchor3r.trajectory import Trajectory
 from generated_graphs import SyntheticConfig, synthetic_graph
 
@@ -43,6 +50,12 @@ Float = NDArray[np.float64]
 
 _DATUM = Datum(latitude_deg=49.0, longitude_deg=8.4, altitude_m=110.0)
 _NAME = "metres"
+_LITTLE = 1e-6
+"""Drift for the root of a frame, in radians and of scale."""
+_RATE_HZ = 10.0
+"""Of the frames whose positions are timed by `cost`."""
+_ENDS_TRIED = 300
+"""Pixels of a frame among which the ends of a tape are chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +163,81 @@ def gnss(
         f"{min(errors):.2f} to {max(errors):.2f}; clock off by {np.sqrt(np.mean(np.square(offsets))):.3f} s"
         + (f"; {np.mean(within):.1%} within the 95 % ellipsoid" if within else "")
     )
+
+
+def floor(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    poses: str = "offline",
+    errors: tuple[float, ...] = (0.3, 0.6, 1.35, 2.8),
+    receiver: Receiver = _RECEIVER,
+    tries: int = 40,
+) -> None:
+    """The least error that positions allow, with noise and drift known exactly, no clock and no outliers.
+
+    An odometry that turns and stretches at random from frame to frame, as much as gives it the wanted error
+    of its own, is combined with positions in the best way there is (a Gaussian process with its similarity
+    left open). Prints the expected SE(3) ATE: for this receiver, and for one without slow noise.
+
+    Args:
+        source: What was mapped; it has to have ground truth and times.
+        out: Folder of its map.
+        poses: Of the map, along which the odometry drifts.
+        errors: Sim(3) ATE that the odometry alone has, in metres.
+        receiver: Whose noise it is; wrong positions are left out.
+        tries: Draws of the error that is left.
+    """
+    with load_map(out) as scene_map:
+        true, path = scene_map.true_trajectory(), scene_map.trajectory(poses)
+    assert true is not None
+    assert true.timestamps_s is not None
+    center = true.center[np.searchsorted(true.frames, path.frames)]
+    times = true.timestamps_s[np.searchsorted(true.frames, path.frames)]
+    moments = np.arange(times[0] + 0.2, times[-1] - 0.5, receiver.interval_s / (1 - receiver.wrong))
+    at = np.concatenate([np.searchsorted(times, moments), np.arange(0, len(center), 10)])
+    turns, stretches = drift_kernels(center, path.frames, at)
+    left = similarities(center[at] - center.mean(0))
+    # With the part of turns over stretches that odometry has where scales drift twice as much as directions.
+    drift, seen = turns / 4 + stretches, 3 * len(moments)
+    little = _LITTLE**2 * drift[seen:, seen:]  # as a large drift does not deform a path in proportion
+    unit = float(np.mean(_ates(little, center[at[len(moments) :]], tries, with_scale=True))) / _LITTLE
+    for error in (0.0, *errors):
+        for slow_m in (receiver.slow_m, 0.0):
+            rest = _best_error(
+                (error / unit) ** 2 * drift, left, seen, replace(receiver, slow_m=slow_m), moments
+            )
+            found = _ates(rest, center[at[len(moments) :]], tries, with_scale=False)
+            low, high = np.quantile(found, [0.05, 0.95])
+            print(
+                f"odometry of {error:.2f} m, slow noise of {slow_m:g} m: SE(3) ATE {np.mean(found):.2f} m "
+                f"({low:.2f} to {high:.2f} in nine of ten)",
+                flush=True,
+            )
+
+
+def _best_error(drift: Float, left: Float, seen: int, receiver: Receiver, moments: Float) -> Float:
+    """(3 m, 3 m) covariance of what the best estimate of m frames misses.
+
+    drift: of positions, which come first, and frames; left: (3 (k + m), 7) by a similarity; seen: 3 k.
+    """
+    apart = np.abs(moments[:, None] - moments)
+    slow = receiver.slow_m**2 * np.exp(-apart / receiver.slow_time_s)
+    noise = np.kron(slow + receiver.white_m**2 * np.eye(len(moments)), np.eye(3))
+    inverse = np.linalg.inv(drift[:seen, :seen] + noise)
+    carried, open_part = drift[seen:, :seen] @ inverse, left[:seen]
+    unseen = left[seen:] - carried @ open_part
+    similarity = np.linalg.inv(open_part.T @ inverse @ open_part)
+    return np.asarray(
+        drift[seen:, seen:] - carried @ drift[:seen, seen:] + unseen @ similarity @ unseen.T, np.float64
+    )
+
+
+def _ates(covariance: Float, center: Float, tries: int, *, with_scale: bool) -> list[float]:
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    rng = np.random.default_rng(1)
+    moved = (center + (root @ rng.normal(size=len(root))).reshape(-1, 3) for _ in range(tries))
+    return [_ate(path, center, with_scale) for path in moved]
 
 
 def online(
@@ -266,6 +354,100 @@ def _taped(true: Trajectory, rng: np.random.Generator, noise: float) -> tuple[in
             return int(true.frames[a]), int(true.frames[b]), metres * (1 + noise * rng.normal())
 
 
+def tapes(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    draws: tuple[int, ...] = tuple(range(1, 13)),
+    predictor: str = "features",
+    noise: float = 0.01,
+    tapes: int = 2,
+    confidence: float = 0.9,
+) -> None:
+    """Taped distances between things that frames show: how far the scale is off, by depth and by the path.
+
+    Both ends of a tape are in one frame, and what is taped between them is measured in the depth of the
+    source, so that the true trajectory has no part in it.
+
+    Args:
+        source: What is mapped; it has to have depth and ground truth.
+        out: Folder of the map; one that is there is used.
+        draws: Seeds of the choice of ends and of the noise.
+        predictor: What the map is made with.
+        noise: Standard deviation of the distances, as a part of them.
+        tapes: How many there are.
+        confidence: That the ends have in the map, as what has texture does.
+    """
+    true = _mapped(source, out, predictor, loops=True)
+    by_depth, by_path = [], []
+    for seed in draws:
+        rng = np.random.default_rng(seed)
+        with load_map(out) as scene_map, scene_map.original_source() as frames:
+            assert frames is not None
+            taped = tuple(_taped_things(scene_map, frames, rng, noise, confidence) for _ in range(tapes))
+        summary = _refined(out, True, PriorSettings(distance=taped))
+        with load_map(out) as scene_map, scene_map.original_source() as frames:
+            assert frames is not None
+            refined = scene_map.trajectory(_NAME)
+            by_depth.append(_scale_by_depth(scene_map, refined, frames))
+        place = true.center[np.searchsorted(true.frames, refined.frames)]
+        by_path.append(1 / float(umeyama(refined.center, place, with_scale=True).scale) - 1)
+        print(
+            f"{seed}: {', '.join(f'{a} to {b} {metres:.2f} m' for a, b, metres in taped)}: scale "
+            f"{by_depth[-1]:+.2%} off by depth, {by_path[-1]:+.2%} by the path, said to be known to "
+            f"{summary['scale_sigma']:.2%}",
+            flush=True,
+        )
+    for name, off in (("depth", by_depth), ("the path", by_path)):
+        print(
+            f"{len(off)} draws: scale off by {np.sqrt(np.mean(np.square(off))):.2%} by {name}, "
+            f"{np.mean(np.abs(off)):.2%} in the mean, {np.mean(off):+.2%} with its sign, at most "
+            f"{max(map(abs, off)):.2%}"
+        )
+
+
+def _taped_things(
+    scene_map: Map, source: Source, rng: np.random.Generator, noise: float, confidence: float
+) -> tuple[str, str, float]:
+    """Two things far apart in one frame, as somebody would choose them."""
+    frames = scene_map.frames_with_points()
+    while True:
+        frame = int(rng.choice(frames))
+        seen, point_map = source.read(frame), scene_map.points(frame)
+        if seen.depth_m is None or seen.intrinsics is None or point_map is None:
+            continue
+        row, column = np.nonzero(point_map.confidence >= confidence)
+        if len(row) < 2:
+            continue
+        size = np.array(seen.depth_m.shape) / point_map.confidence.shape
+        at = ((np.stack([row, column], 1) + 0.5) * size).astype(np.int64)
+        at = at[rng.permutation(len(at))[:_ENDS_TRIED]]
+        at = at[seen.depth_m[at[:, 0], at[:, 1]] > 0]
+        if len(at) < 2:
+            continue
+        depth = seen.depth_m[at[:, 0], at[:, 1]]
+        things = np.asarray(seen.intrinsics.unproject(at[:, ::-1].astype(np.float32), depth), np.float64)
+        apart = np.linalg.norm(things[:, None] - things, axis=2)
+        a, b = np.unravel_index(rng.choice(np.flatnonzero(apart >= 0.7 * apart.max())), apart.shape)
+        ends = [f"{frame}:{at[k, 1]},{at[k, 0]}" for k in (a, b)]
+        return ends[0], ends[1], float(apart[a, b]) * (1 + noise * rng.normal())
+
+
+def _scale_by_depth(scene_map: Map, refined: Trajectory, source: Source) -> float:
+    """How much too large the map is: the median over frames of that over pixels."""
+    ratios = []
+    for row in range(0, len(refined), 5):
+        pose, seen = refined.pose(row), source.read(int(refined.frames[row]))
+        point_map = scene_map.points(pose.frame)
+        if point_map is None or seen.depth_m is None:
+            continue
+        own = np.exp(pose.log_scale) * point_map.points_in_camera[..., 2].astype(np.float64)
+        true = depth_at_cells(seen.depth_m, own.shape)
+        likely = (point_map.confidence >= LIKELY) & (true > 0) & np.isfinite(own)
+        if likely.any():
+            ratios.append(float(np.median(own[likely] / true[likely])))
+    return float(np.median(ratios)) - 1
+
+
 def height(
     source: tyro.conf.Positional[str],
     out: Path,
@@ -345,6 +527,7 @@ def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
                 fraction=np.zeros(priors),
                 position=position,
                 information=np.tile(np.eye(3), (priors, 1, 1)),
+                moment_s=rows / _RATE_HZ,
             ),
         )
     )
@@ -404,6 +587,5 @@ def _within(refined: Trajectory, error: Float) -> float:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict(
-        {"gnss": gnss, "online": online, "distances": distances, "height": height, "cost": cost}
-    )
+    commands = (gnss, floor, online, distances, tapes, height, cost)
+    tyro.extras.subcommand_cli_from_dict({command.__name__: command for command in commands})
