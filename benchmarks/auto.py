@@ -148,7 +148,7 @@ def _outcome(source: str | list[Frame], predictor: str, refine: bool) -> Outcome
     with tempfile.TemporaryDirectory(prefix="anchor3r-auto-") as folder:
         started = time.process_time()
         out = Path(folder) / "map"
-        summary = map_source(source, out, MapSettings(predictor=predictor, threads=1))
+        summary = map_source(source, out, MapSettings(predictor=predictor, threads=1, loops="off"))
         if refine:
             refine_map(out)
         cpu_s = time.process_time() - started

@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 import numpy as np
 import tyro
 
-from anchor3r import MapSettings, load_map, map_source
+from anchor3r import MappingRun, MapSettings, load_map
 from anchor3r.geometry import SE3, align_poses, rotation_angle
-from anchor3r.pipeline.mapper import Update
+from anchor3r.pipeline.mapping import predictor_of
 from anchor3r.sources import Frame
 from anchor3r.sources.source import IndexedSource
 from anchor3r.trajectory import Trajectory
@@ -35,8 +36,14 @@ from anchor3r.worlds import World, WorldConfig, make_world
 
 GAP = 150
 """Frames of the route between two visits of a place at least."""
-LEAD, OVERLAP, AFTER = 60, 70, 60
-"""Frames that are mapped before the place and after it, those before it is entered again and those after."""
+MAPPED = 80
+"""Frames of the first stretch."""
+LEAD, AFTER = 45, 45
+"""Frames of the second stretch, before it enters the first one again and after."""
+APART = 80
+"""Frames of the route from one case to the next at least."""
+SETTLED = 10
+"""Frames that are mapped on once the camera has been found."""
 
 
 @dataclass(frozen=True)
@@ -80,20 +87,22 @@ class Cut(IndexedSource):
 def main(
     out: Path,
     cases: int = 40,
-    seeds: str = "101-110",
+    seeds: str = "101-115",
+    per_world: int = 5,
     frames: int = 1500,
     predictor: str = "features",
     radius: float = 2.0,
     angle: float = 30.0,
-    false_m: float = 5.0,
-    false_deg: float = 10.0,
+    false_m: float = 1.0,
+    false_deg: float = 5.0,
 ) -> None:
     """Prints a line a case and the shares, and writes OUT/kidnapped.json.
 
     Args:
         out: Folder for results.
         cases: How many.
-        seeds: Worlds whose routes are cut, first and last; every one gives as many cases as it has entries.
+        seeds: Worlds whose routes are cut, first and last;
+        per_world: cases that each gives at most.
         frames: Of a route.
         predictor: What maps, at 320×240.
         radius: Metres and
@@ -104,7 +113,7 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     first, last = (int(text) for text in seeds.split("-"))
     results: list[dict[str, Any]] = []
-    for world, case in _spread(range(first, last + 1), frames, radius, angle, cases):
+    for world, case in _spread(range(first, last + 1), per_world, frames, radius, angle, cases):
         file = out / f"{case.name}.json"
         if not file.exists():
             file.write_text(json.dumps(_run(world, case, out / "map", predictor)))
@@ -121,14 +130,13 @@ def main(
 
 
 def _spread(
-    seeds: range, frames: int, radius: float, angle: float, count: int
+    seeds: range, per_world: int, frames: int, radius: float, angle: float, count: int
 ) -> Iterator[tuple[World, Case]]:
-    """Cases of one world after the other, a few of each, so many in all."""
-    share = -(-count // len(seeds))
+    """Cases of one world after the other, so many in all."""
     for seed in seeds:
         config = WorldConfig(seed=seed, kind="street", motion="grid", frames=frames, width=320, height=240)
         world = make_world(config)
-        for case in _cases(world, seed, radius, angle)[: min(share, count)]:
+        for case in _cases(world, seed, radius, angle)[: min(per_world, count)]:
             yield world, case
             count -= 1
 
@@ -138,18 +146,19 @@ def _cases(world: World, seed: int, radius: float, angle: float) -> list[Case]:
     poses = world.camera_from_world
     center, ahead = np.asarray(poses.center()), np.asarray(poses.rotation)[:, 2]
     found: list[Case] = []
-    for entry in range(GAP + LEAD, len(center) - AFTER):
-        if found and entry < found[-1].entry + AFTER:
+    for at in range(GAP + LEAD, len(center) - AFTER):
+        if found and at < found[-1].entry + APART:
             continue
-        distance = np.linalg.norm(center[: entry - GAP] - center[entry], axis=1)
-        distance[ahead[: entry - GAP] @ ahead[entry] < np.cos(np.radians(angle))] = np.inf
-        place = int(np.argmin(distance))
-        first = max(place - LEAD, 0), place + OVERLAP
+        near = _is_near(center, ahead, np.array([at]), np.arange(at - GAP), radius, angle)
+        if not near.any():
+            continue
+        place = int(np.flatnonzero(near[0])[0])
+        first, around = (place, place + MAPPED), np.arange(at - LEAD, at + AFTER)
+        reach = _is_near(center, ahead, around, np.arange(*first), radius, angle).any(1)
+        entry = int(around[reach.argmax()])
         second = entry - LEAD, entry + AFTER
-        if distance[place] > radius or first[1] > second[0] or first[1] - first[0] < LEAD:
-            continue
-        reach = _is_near(center, ahead, np.arange(*second), np.arange(*first), radius, angle)
-        if not reach[:LEAD].any() and reach[LEAD:].mean() > 0.8:
+        is_whole = first[1] <= second[0] and second[1] <= len(center) and entry > around[0]
+        if is_whole and reach[entry - around[0] :].mean() > 0.8:
             found.append(Case(seed, first, second, entry))
     return found
 
@@ -157,35 +166,42 @@ def _cases(world: World, seed: int, radius: float, angle: float) -> list[Case]:
 def _is_near(
     center: np.ndarray, ahead: np.ndarray, rows: np.ndarray, mapped: np.ndarray, radius: float, angle: float
 ) -> np.ndarray:
-    """(n,) whether poses are at a place that any of the mapped ones is at."""
+    """(n, m) whether poses are at the places of mapped ones."""
     near = np.linalg.norm(center[rows][:, None] - center[mapped], axis=2) <= radius
-    return np.asarray((near & (ahead[rows] @ ahead[mapped].T >= np.cos(np.radians(angle)))).any(1))
+    return np.asarray(near & (ahead[rows] @ ahead[mapped].T >= np.cos(np.radians(angle))))
 
 
 def _run(world: World, case: Case, folder: Path, predictor: str) -> dict[str, Any]:
+    """Maps a case until the camera has been found for a while; what became of it."""
     shutil.rmtree(folder, ignore_errors=True)
     cut = case.first[1] - case.first[0]
     entry = cut + case.entry - case.second[0]
-    told: list[Update] = []
     settings = MapSettings(predictor=predictor, loops="online")
-    with Cut(world, case) as source:
-        map_source(source, folder, settings, on_update=lambda u: told.append(_slim(u)))
-    lost = any(u.component is None for u in told[cut:])
-    joined = [u.frame for u in told if u.frame >= cut and u.component == 0]
-    restarted = next((u.frame for u in told if u.frame >= cut and u.component not in (None, 0)), None)
+    began, component = time.process_time(), {}
+    with (
+        Cut(world, case) as source,
+        MappingRun(source, predictor_of(settings), folder, settings) as run,
+    ):
+        for update in run:
+            component[update.frame] = update.component
+            if component.get(update.frame - SETTLED, -1) == 0 and update.frame - SETTLED >= cut:
+                break
+    after = [frame for frame in component if frame >= cut]
+    joined = next((frame for frame in after if component[frame] == 0), None)
+    restarted = next((frame for frame in after if component[frame] not in (None, 0)), None)
     with load_map(folder) as scene_map:
-        trajectory, truth = scene_map.trajectory(), scene_map.true_trajectory()
+        trajectory, truth, loops = scene_map.trajectory(), scene_map.true_trajectory(), scene_map.loops()
     assert truth is not None
     row = asdict(case) | {
-        "name": case.name, "lost": lost, "restarted": restarted, "found": bool(joined),
-        "delay": joined[0] - entry if joined else None,
-    }  # fmt: skip
+        "name": case.name,
+        "lost": any(component[frame] is None for frame in after),
+        "restarted": None if restarted is None else restarted - entry,
+        "found": joined is not None,
+        "delay": None if joined is None else joined - entry,
+        "events": [(loop.query - entry, loop.match, loop.state) for loop in loops if loop.query >= cut],
+        "cpu_s": time.process_time() - began,
+    }
     return row | _misplacement(trajectory, truth, cut)
-
-
-def _slim(update: Update) -> Update:
-    """Without points, of which a clip has many."""
-    return replace(update, prediction=replace(update.prediction, points_in_anchor=None, member_points=()))
 
 
 def _misplacement(estimate: Trajectory, truth: Trajectory, cut: int) -> dict[str, float | None]:

@@ -44,7 +44,7 @@ def main(
         seven_scenes: Folder that holds redkitchen/seq-01.
         predictor: What maps.
     """
-    settings = MapSettings(predictor=predictor)
+    settings = MapSettings(predictor=predictor, loops="off")
     sources = {
         f"grid {seed}": (
             f"world:{seed}?kind=street&motion=grid&width=320&height=240&horizontal_fov_deg=75&frames={frames}",

@@ -550,7 +550,7 @@ def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
 def _mapped(source: str, out: Path, predictor: str, loops: bool) -> Trajectory:
     """Maps and refines where that has not been done; the truth of the map's frames."""
     if not out.exists():
-        map_source(source, out, MapSettings(predictor=predictor))
+        map_source(source, out, MapSettings(predictor=predictor, loops="off"))
     with load_map(out) as scene_map:
         true = scene_map.true_trajectory()
         has_loops = not loops or scene_map.searches()

@@ -31,6 +31,8 @@ from anchor3r.store import LoopClosing, load_map
 
 _WARM = 50
 """Steps at the start that do not count: kernels are fetched, the map is initialised."""
+_REFERENCE = 1000
+"""Frame with whose resident memory that at the end is compared."""
 
 
 class Jobs:
@@ -78,10 +80,16 @@ class Jobs:
         return out
 
 
-def mapped(uri: str, out: Path, predictor: str, loops: str) -> tuple[np.ndarray, dict[int, int]]:
-    """CPU milliseconds of each step, and the frame with which each was corrected that was."""
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def mapped(uri: str, out: Path, predictor: str, loops: str) -> tuple[np.ndarray, dict[int, int], np.ndarray]:
+    """CPU milliseconds of each step, the frame with which each was corrected that was, and MiB resident
+    after each step."""
     settings = MapSettings(predictor=predictor, loops=loops)  # type: ignore[arg-type]
-    step_ms, corrected, began = [], {}, 0.0
+    step_ms, corrected, resident, began = [], {}, [], 0.0
     with open_source(uri) as source, MappingRun(source, predictor_of(settings), out, settings) as run:
         step = run.mapper.step
 
@@ -96,7 +104,8 @@ def mapped(uri: str, out: Path, predictor: str, loops: str) -> tuple[np.ndarray,
         for update in run:
             if update.corrections is not None:
                 corrected[update.frame] = len(update.corrections.frames)
-    return np.array(step_ms), corrected
+            resident.append(resident_mib())
+    return np.array(step_ms), corrected, np.array(resident)
 
 
 def ate(folder: Path, name: str) -> float:
@@ -111,9 +120,9 @@ def ate(folder: Path, name: str) -> float:
 
 def compare(uri: str, predictor: str, folder: Path) -> float:
     off, on = folder / "off", folder / "on"
-    without, _ = mapped(uri, off, predictor, "off")
+    without, _, _ = mapped(uri, off, predictor, "off")
     with Jobs() as jobs:
-        step_ms, corrected = mapped(uri, on, predictor, "online")
+        step_ms, corrected, resident = mapped(uri, on, predictor, "online")
     refined = refine_map(off)
     with load_map(on) as scene_map:
         loops = [loop for loop in scene_map.loops() if loop.accepted]
@@ -130,7 +139,8 @@ def compare(uri: str, predictor: str, folder: Path) -> float:
         f"({without[_WARM:].max():.0f} without); with waits {np.median(waited):.1f} ms, worst "
         f"{waited.max():.0f} ms, {np.mean(waited > 3 * np.median(waited)):.2%} above three medians "
         f"({np.mean(without[_WARM:] > 3 * plain):.2%} without); job {1e3 * np.mean(jobs.cpu_s):.0f} ms, "
-        f"worst {1e3 * np.max(jobs.cpu_s):.0f} ms",
+        f"worst {1e3 * np.max(jobs.cpu_s):.0f} ms; resident {resident[-1]:.0f} MiB, "
+        f"{resident[-1] / resident[min(_REFERENCE, len(resident) - 1)]:.3f} of frame {_REFERENCE}",
         flush=True,
     )
     return online / offline

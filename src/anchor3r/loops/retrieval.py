@@ -32,7 +32,7 @@ class RetrievalConfig:
     min_similarity: float = 0.3
     """Cosine of whitened descriptors below which two keyframes do not show the same place."""
     min_gap: int = 50
-    """Frames between two visits at least."""
+    """Frames between two visits at least, unless the camera lost track between them."""
     away_frames: int = 30
     """The camera has left a place once it is farther off than it usually gets in so many frames."""
     away_deg: float = 60.0
@@ -188,7 +188,7 @@ def other_visits(
         # Going back in time from the query, everything before the first absence.
         candidate = np.zeros((len(rows), len(frames)), bool)
         candidate[:, seen] = np.logical_or.accumulate(away[:, ::-1], axis=1)[:, ::-1]
-        candidate &= frames[rows, None] - frames >= config.min_gap
+        candidate &= (frames[rows, None] - frames >= config.min_gap) | (component[rows, None] != component)
         yield rows, candidate
 
 

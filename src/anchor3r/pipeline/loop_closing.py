@@ -1,11 +1,11 @@
 """Loops closed beside the stream: found, measured and judged on a second thread, applied at fixed frames.
 
-Every so many frames a job starts from the map as it is then, and what it finds is applied so many frames
-later, be it waited for. So results depend on frames alone, never on the clock: a run that is repeated, or
-killed and resumed, comes to the same bits. Jobs are done one after the other, and each has the time in which
-two begin, so that one that takes long borrows from one that does not. The stream's own odometry is left
-alone. A correction moves what is told of it, see `pose_graph.correction`, and costs the stream but the few
-nodes that are written.
+With a keyframe a job starts from the map as it is then, and what it finds is applied so many frames later,
+be it waited for. So results depend on frames alone, never on the clock: a run that is repeated, or killed and
+resumed, comes to the same bits. Jobs are done one after the other, and each has the time in which two begin,
+so that one that takes long borrows from one that does not. The stream's own odometry is left alone. A
+correction moves what is told of it, see `pose_graph.correction`, and costs the stream but the few nodes that
+are written.
 
 What a job costs does not depend on the length of the map: it describes and looks for at most
 `max_new_keyframes` among at most `max_keyframes`, measures few places (`loop_jobs`), and now and then judges
@@ -72,12 +72,15 @@ class LoopCloser:
         """load: makes a predictor that measures loops, apart from the stream's own; camera: tells what the
         stream's predictor believes of the camera."""
         self.config = config
-        self._search, self._camera = search, camera
+        self.search = search
+        """The search of the map that loops belong to."""
+        self._camera = camera
         self._rows: list[NDArray[np.float64]] = []
         self._members: dict[int, int] = {}
         self._windows: Thinned[Edges] = Thinned(config.max_windows)
         self._keyframes: list[tuple[int, NDArray[np.float32] | None]] = []
-        self._num_frames = self._num_posed = 0
+        self._num_frames = self._num_posed = self._num_jobs = 0
+        self._started_at = -config.interval  # frames when the last job began
         self._is_free = False
         self._jobs: deque[_Job] = deque()
         self._cameras: dict[int, Camera] = {}  # of jobs that a resumed run begins again
@@ -111,7 +114,10 @@ class LoopCloser:
                 self._keyframes.append((frame, descriptor if frame == poses[0].frame else None))
             self._num_posed += 1
         self._num_frames += 1
-        return self._num_frames % self.config.interval == 0
+        if not self._keyframes or self._num_frames - self._started_at < self.config.interval:
+            return False
+        self._started_at, self._num_jobs = self._num_frames, self._num_jobs + 1
+        return True
 
     def start(self) -> None:
         """Starts a job on the map as it is; everything observed must have been committed."""
@@ -144,10 +150,9 @@ class LoopCloser:
     def _now(self) -> StreamSoFar:
         most = self.config.max_new_keyframes
         new, self._keyframes = self._keyframes[:most], self._keyframes[most:]
-        job = self._num_frames // self.config.interval
         windows = list(self._windows.entries)
         return StreamSoFar(
-            job, self._num_frames, len(self._rows), windows, new, self._is_free, self._camera()
+            self._num_jobs, self._num_frames, len(self._rows), windows, new, self._is_free, self._camera()
         )
 
     def rebuild(self, scene_map: Map, last_frame: int) -> OnlineCorrection | None:
@@ -156,7 +161,7 @@ class LoopCloser:
         Returns the heads of the correction that held.
         """
         loops: dict[int, list[Event]] = {}
-        for loop, groups in scene_map.measured_loops(self._search):
+        for loop, groups in scene_map.measured_loops(self.search):
             loops.setdefault(int(loop.figures[JOB]), []).append((loop, groups))
         started: list[StreamSoFar] = []
         for poses, edges, descriptor in scene_map.stream(last_frame):

@@ -7,6 +7,7 @@ they are compared by descriptors, and its windows measure.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,8 +45,9 @@ Entry = TypeVar("Entry")
 class LoopClosingConfig:
     """When loops are looked for beside a stream, and how much of it."""
 
-    interval: int = 5
-    """Frames from the start of a job to that of the next one."""
+    interval: int = 3
+    """Frames from the start of a job, which needs a new keyframe, to that of the next one at least: fewer
+    than from keyframe to keyframe, so that those that come at once are soon caught up with."""
     latency: int = 10
     """Frames from the start of a job to the one with which its result is applied: jobs that take long borrow
     time from those that do not. A place that is seen again corrects the map at most `judgement_interval`
@@ -60,6 +62,11 @@ class LoopClosingConfig:
     max_new_keyframes: int = 2
     """Keyframes that one job describes and looks for at most. A map that starts gives poses to many frames
     at once, whose keyframes wait for the jobs that follow."""
+    followed_after: int = 6
+    """Events by features in the last `followed_jobs` jobs after which every second job only measures the
+    revisit: neighbouring events say almost the same, and cost more than all else that a job does."""
+    followed_jobs: int = 20
+    """How far back these events are counted."""
     max_measured: int = 2
     """Places that one job measures by windows at most, those that look most alike."""
     max_keyframes: int = 2048
@@ -81,7 +88,7 @@ class LoopClosingConfig:
 
     def __post_init__(self) -> None:
         counts = min(self.interval, self.latency, self.keyframe_interval, self.judgement_interval)
-        counts = min(counts, self.max_new_keyframes, self.max_measured)
+        counts = min(counts, self.max_new_keyframes, self.max_measured, self.followed_after)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
         if counts < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
@@ -141,6 +148,7 @@ class LoopWorker:
         self._events: Thinned[Event] = Thinned(config.max_events)
         self._has_unjudged = False
         self._judges_from = 0  # number of frames at which events may be judged again
+        self._successful: deque[int] = deque(maxlen=config.followed_after)  # jobs that found events
         self._sorted: NDArray[np.float64] = np.empty((0, ROW_SIZE))  # the rows of the last job, by frame
         self._num_sorted = 0
 
@@ -151,25 +159,34 @@ class LoopWorker:
     def recall(self, seen: StreamSoFar, measured: list[Event]) -> None:
         """Takes over what a job of an earlier run did."""
         self._describe(seen)
-        self._take(measured)
+        self._take(measured, seen)
         self._is_judged_now(seen)
 
     def run(self, seen: StreamSoFar) -> LoopClosing:
         """One job."""
         odometry = self._odometry(seen.num_poses)
         described = self._describe(seen)
-        finder = self._places if self._places.has_depths else self._windows
         measured = [
             (replace(loop, figures={**loop.figures, JOB: float(seen.job)}), groups)
-            for loop, groups in finder.events(seen, odometry)
+            for loop, groups in self._found(seen, odometry)
         ]
-        self._take(measured)
+        self._take(measured, seen)
         told = LoopClosing(search=self._search, found=measured, places=described)
         return self._closed(told, seen, odometry) if self._is_judged_now(seen) else told
 
-    def _take(self, measured: list[Event]) -> None:
+    def _found(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
+        """Events of the new keyframes."""
+        if not self._places.has_depths:
+            return self._windows.events(seen, odometry)
+        jobs, config = self._successful, self._config
+        is_followed = len(jobs) == config.followed_after and seen.job - jobs[0] <= config.followed_jobs
+        return [] if is_followed and jobs[-1] == seen.job - 1 else self._places.events(seen, odometry)
+
+    def _take(self, measured: list[Event], seen: StreamSoFar) -> None:
         """Adds events to those that are judged."""
         new = [event for event in measured if not event[0].state.is_left_out]
+        if new:
+            self._successful.append(seen.job)
         for event in new:
             self._events.add(event)
         self._has_unjudged |= bool(new)
