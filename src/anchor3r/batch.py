@@ -214,6 +214,8 @@ class RowJob:
         mapping = self.settings.mapping
         if row.predictor != BatchRow.predictor:
             mapping = replace(mapping, predictor=row.predictor)
+        if row.refine and mapping.loops == "auto":
+            mapping = replace(mapping, loops="off")  # refine closes them
         summary = map_source(
             row.source, scene, mapping,
             start=row.start, stop=row.stop, stride=row.stride, camera=row.camera(), resume=True,

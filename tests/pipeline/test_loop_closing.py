@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
-from anchor3r.sources import Frame, open_source
+from anchor3r.sources import Frame, Source, open_source
+from anchor3r.sources.source import IndexedSource
 from anchor3r.store import MapWriter, StoreConfig, load_map
 from anchor3r.store.localising import places_identity
 from looping_source import ROUND, LoopingSource
@@ -82,6 +83,19 @@ def stream(
             return updates
         finally:
             closer.close()
+
+
+class Covered(IndexedSource):
+    """A video whose lens is covered for some frames."""
+
+    def __init__(self, source: Source, covered: range) -> None:
+        self._source, self._covered = source, covered
+        assert source.num_frames is not None
+        super().__init__("covered", slice(None), source.num_frames)
+
+    def _load(self, index: int) -> Frame:
+        frame = self._source.read(index)
+        return replace(frame, image=np.zeros_like(frame.image)) if index in self._covered else frame
 
 
 def content(folder: Path) -> dict[str, list[tuple[object, ...]]]:
@@ -191,6 +205,26 @@ def test_lost_camera_is_found_again(tmp_path: Path) -> None:
     assert np.sqrt(((aligned - true_center) ** 2).sum(1).mean()) < 1.0
 
 
+def test_covered_lens_is_forgotten_once_the_place_is_recognised(tmp_path: Path) -> None:
+    """Though it is the place of a moment ago: of another component every frame is another visit."""
+    covered = range(60, 75)
+    settings = MapSettings(predictor="features", loops="online")
+    world = "world:202?kind=room&motion=orbit&frames=120&width=160&height=120"
+    with (
+        open_source(world) as source,
+        MappingRun(Covered(source, covered), predictor_of(settings), tmp_path / "map", settings) as run,
+    ):
+        component = [update.component for update in run]
+    assert set(component[covered.start + 5 : covered.stop]) == {None}
+    assert 1 in component
+    joined = next(k for k in range(covered.stop, 120) if component[k] == 0)
+    assert joined <= covered.stop + 30
+    assert set(component[joined:]) == {0}
+    with load_map(tmp_path / "map") as scene_map:
+        assert scene_map.counts().components == 1
+        assert min(loop.query - loop.match for loop in scene_map.loops() if loop.accepted) < 50
+
+
 def test_command_line_closes_loops_and_resumes(tmp_path: Path) -> None:
     world = "world:201?motion=grid&frames=420&width=128&height=96"
     options = ["--predictor", "ground-truth:0.3,0.03", "--loops", "online", "--out"]
@@ -255,3 +289,31 @@ def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
 def test_loops_online_need_kept_images() -> None:
     with pytest.raises(Anchor3RError, match="kept images"):
         MapSettings(loops="online", keep_images=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "live", "closes"),
+    [
+        (MapSettings(), False, True),
+        (MapSettings(), True, False),
+        (MapSettings(keep_images=False), False, False),
+        (MapSettings(loops="off"), False, False),
+        (MapSettings(loops="online"), True, True),
+    ],
+)
+def test_loops_are_closed_by_default_where_the_source_was_recorded(
+    tmp_path: Path, settings: MapSettings, live: bool, closes: bool
+) -> None:
+    predictor = predictor_of(replace(settings, predictor="ground-truth"))
+    with open_source("world:3?frames=4&width=64&height=48") as source:
+        source.live = live
+        with MappingRun(source, predictor, tmp_path / "map", settings) as run:
+            run.mapper.step(source.read(0))
+        with load_map(tmp_path / "map") as scene_map:
+            assert (scene_map.meta["identity"]["loops"] is not None) == closes
+        # What was begun one way goes on so, unless told otherwise.
+        anew = replace(settings, loops="auto")
+        with MappingRun(source, predictor, tmp_path / "map", anew, resume=True) as run:
+            assert run.last_stored == 0
+        with load_map(tmp_path / "map") as scene_map:
+            assert (scene_map.meta["identity"]["loops"] is not None) == closes

@@ -53,7 +53,11 @@ def demo(
     with (
         open_source(f"world:{seed}{_WORLD}{frames}") as world,
         MappingRun(
-            world, load_predictor(name), out / "map", MapSettings(threads=threads), overwrite=True
+            world,
+            load_predictor(name),
+            out / "map",
+            MapSettings(threads=threads, loops="off"),
+            overwrite=True,
         ) as run,
     ):
         stream(run)

@@ -28,7 +28,7 @@ Format = Literal["auto", "tum", "kitti", "euroc", "matrices", "longstream"]
 Align = Literal["sim3", "se3", "none"]
 _MOST_SEEDS = 100_000
 _MOST_ATTENTION_FRAMES = 2_000
-_MAPPING = MapSettings()
+_MAPPING = MapSettings(loops="off")
 _REFINING, _WORKERS = RefineSettings(), WorkerSettings()
 _AS_PUBLISHED = RefineSettings(method="paper")
 

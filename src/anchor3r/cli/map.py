@@ -280,6 +280,8 @@ def _in_words(summary: dict[str, Any]) -> str:
     if summary["components"] > 1:
         cause = NO_SHARED_VIEW if summary["predictor"] == PHOTOGRAPHS else "tracking broke"
         lines.append(f"{cause}: {summary['components']} components, which no measurement relates")
+    if events := summary["loop_events"]:
+        lines.append(f"{summary['accepted']} of {events} loop events were accepted while it streamed")
     lines += _placements_in_words(summary)
     if summary["only_turns"]:
         lines.append(STOOD_STILL if summary["stands_still"] else ONLY_TURNED)

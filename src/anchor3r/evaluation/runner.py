@@ -54,7 +54,8 @@ class MapAndRefine:
     """
 
     mapping: MapSettings = MapSettings()
-    """How a sequence becomes a map; images are kept where loops need them."""
+    """How a sequence becomes a map; images are kept where loops need them, and loops are closed on the way
+    only if they are online, not if they are auto: online poses are odometry, as in the paper."""
     refinements: Mapping[str, RefineSettings] = field(default_factory=dict)
     """How the finished map is refined, by the name of the poses."""
     dense: DensifySettings | None = None
@@ -67,15 +68,19 @@ class MapAndRefine:
     @property
     def config(self) -> dict[str, Any]:
         return {
-            "map": _decisive(self.mapping) | _weights(self.mapping.predictor),
+            "map": _decisive(self._settings) | _weights(self.mapping.predictor),
             "refinements": refinements_config(self.refinements),
             **({} if self.dense is None else {"dense": _decisive(self.dense)}),
         }
 
+    @property
+    def _settings(self) -> MapSettings:
+        return replace(self.mapping, loops="off") if self.mapping.loops == "auto" else self.mapping
+
     def __call__(self, source: Source, folder: Path) -> None:
-        predictor = predictor_of(self.mapping)
+        predictor = predictor_of(self._settings)
         needed = self.dense is not None or any(r.loops for r in self.refinements.values())
-        settings = replace(self.mapping, keep_images=needed)
+        settings = replace(self._settings, keep_images=needed or self._settings.loops == "online")
         # A map of fewer or more frames than are to be scored is another one.
         identity = {"stop": source.wanted.stop}
         with MappingRun(source, predictor, folder, settings, resume=True, identity=identity) as run:

@@ -30,6 +30,7 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
 from anchor3r.store import MapWriter, StoreConfig, load_map
+from anchor3r.store.database import holds_map
 from anchor3r.store.localising import places_identity
 from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
 
@@ -173,11 +174,7 @@ class MappingRun:
         if predictor.is_ground_truth:
             _insist_on_ground_truth(source)
         config = MapperConfig(online=OnlineConfig(seed=settings.seed))
-        closing = LoopClosingConfig() if settings.loops == "online" else None
-        if closing is not None and predictor.loaded_as is None:
-            raise Anchor3RError(
-                f"loops cannot be closed online with {predictor.name}, which was built by hand"
-            )
+        closing = self._loop_closing(settings, out)
         made_from = identity_of(source, predictor, config) | dict(identity or {})
         made_from["loops"] = None if closing is None else asdict(closing)
         self._placer = None
@@ -207,6 +204,21 @@ class MappingRun:
         self.mapper = Mapper(predictor, self.store, config, closer=self._closer, placer=self._placer)
         """Takes the frames, one by one."""
         self._started = self._ended = time.monotonic()
+
+    def _loop_closing(self, settings: MapSettings, out: Path | str) -> LoopClosingConfig | None:
+        """How loops are closed on the way; None if they are not."""
+        is_loadable = self._predictor.loaded_as is not None
+        if settings.loops == "online" and not is_loadable:
+            raise Anchor3RError(
+                f"loops cannot be closed online with {self._predictor.name}, which was built by hand"
+            )
+        is_on = settings.loops == "online"
+        if settings.loops == "auto" and self._resumes and holds_map(Path(out)):
+            with load_map(out) as begun:
+                is_on = begun.meta.get("identity", {}).get("loops") is not None
+        elif settings.loops == "auto":
+            is_on = is_loadable and settings.keep_images and not self.source.live
+        return LoopClosingConfig() if is_on else None
 
     def _make_closer(self, config: LoopClosingConfig, settings: MapSettings) -> LoopCloser:
         loaded_as = self._predictor.loaded_as
@@ -275,6 +287,7 @@ class MappingRun:
             trajectory = scene_map.trajectory()
             answers = scene_map.answers()
             placements, placed_since = scene_map.placements(), scene_map.placed_since()
+            loops = None if self._closer is None else scene_map.search_loops(self._closer.search)
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
@@ -287,6 +300,8 @@ class MappingRun:
             "only_turns": trajectory.only_turns(),
             "stands_still": trajectory.stands_still(),
             "camera": meta.get("camera"),
+            "loop_events": None if loops is None else len(loops),
+            "accepted": None if loops is None else sum(loop.accepted for loop in loops),
             "placements": [placement.as_dict() for placement in placements.values()],
             "placed_since": placed_since,
             "not_placed": None if self._placer is None else self._placer.lack(),

@@ -23,7 +23,7 @@ _MOST_PLACES = 1_000
 Method = Literal["joint", "decoupled", "paper"]
 ScaleModel = Literal["fixed", "free"]
 Depths = Literal["measured", "predicted"]
-OnlineLoops = Literal["online", "off"]
+OnlineLoops = Literal["auto", "online", "off"]
 Progress = Callable[[str, int, int | None], None]
 """Told which stage the work is at, how much of it is done, and of how much; None where that is not known."""
 
@@ -55,9 +55,10 @@ class MapSettings:
     another video of the same camera and size."""
     keep_images: bool = True
     """Keep a small JPEG of every frame, for loop closure and viewing."""
-    loops: OnlineLoops = "off"
+    loops: OnlineLoops = "auto"
     """online closes loops while the source streams, on a second thread: poses told before are corrected, and
-    parts that were lost are joined again where a place is recognised. It needs the kept images."""
+    parts that were lost are joined again where a place is recognised. It needs the kept images. auto does so
+    with what was recorded, off with live cameras and where no images are kept."""
     seed: int = 0
     """Seed of every random choice."""
     threads: int | None = None

@@ -227,7 +227,9 @@ def _loops(scene_map: Map) -> Iterator[str]:
     if not refinements and scene_map.is_of_photographs:
         return
     if not refinements:
-        yield "the map was not refined: loops are open and poses are those found on the way (anchor3r refine)"
+        is_open = scene_map.meta.get("identity", {}).get("loops") is None
+        told = "loops are open and poses are" if is_open else "poses and loops are"
+        yield f"the map was not refined: {told} those found on the way (anchor3r refine)"
         return
     last = refinements[-1].summary.get("last_frame")
     if last is not None and last < int(scene_map.frames().index[-1]):
