@@ -239,7 +239,9 @@ class MapWriter:
 
     def _close_loops(self, frame: int, closing: LoopClosing) -> None:
         for place in closing.places:
-            TableRow("place_features", place_row(place)).insert(self._database)
+            is_kept = f"SELECT count(*) FROM place_features WHERE frame = {place.frame:d}"
+            if not self._value(is_kept, default=0):  # localise keeps them too, of a map that is gone on with
+                TableRow("place_features", place_row(place)).insert(self._database)
         for loop, groups in closing.found:
             self._insert_loop(replace(loop, event=self.next_event()), groups, closing.search)
         for loop in closing.judged:
