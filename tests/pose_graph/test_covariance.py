@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from anchor3r.evaluation.metrics import aligned_pose_errors, ellipsoid_shares
 from anchor3r.geometry import SE3, align_poses, so3_exp, so3_log
 from anchor3r.pose_graph.covariance import pose_covariances
-from anchor3r.pose_graph.edges import Edges, MotionGraph
+from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.linalg.step_solvers import NO_TIES, ScaleTies
@@ -113,6 +113,17 @@ def test_poses_scatter_as_their_covariance_says(loss: Literal["none", "gm"]) -> 
     assert np.mean(np.array(squares) < 12.59) == pytest.approx(0.95, abs=0.03)
 
 
+def walked(poses: SE3, sigma: NDArray[np.float64], rng: np.random.Generator) -> SE3:
+    """The poses as steps with independent errors (right perturbations) lead to them."""
+    steps = sigma * rng.normal(size=(len(poses), 6))
+    erring = [poses[0]]
+    for k in range(1, len(poses)):
+        step = poses[k] @ poses[k - 1].inverse()
+        step = SE3(step.rotation @ so3_exp(steps[k, :3]), step.translation + steps[k, 3:])
+        erring.append(step @ erring[-1])
+    return SE3(np.stack([p.rotation for p in erring]), np.stack([p.translation for p in erring]))
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_windows_that_copy_their_errors_are_known_by_their_residuals(is_shared: bool) -> None:
     """Edges over k frames have the variance of k steps: of the same steps in all windows, or of their own."""
@@ -128,13 +139,7 @@ def test_windows_that_copy_their_errors_are_known_by_their_residuals(is_shared: 
         measured = poses[i] @ poses[t].inverse()
         if is_shared:
             noise[:] = 0
-            steps = sigma * rng.normal(size=(60, 6))
-            erring = [poses[0]]
-            for k in range(1, 60):
-                step = poses[k] @ poses[k - 1].inverse()
-                step = SE3(step.rotation @ so3_exp(steps[k, :3]), step.translation + steps[k, 3:])
-                erring.append(step @ erring[-1])
-            wrong = SE3(np.stack([p.rotation for p in erring]), np.stack([p.translation for p in erring]))
+            wrong = walked(poses, sigma, rng)
             measured = wrong[i] @ wrong[t].inverse()
         edges = Edges.of(
             i, t, measured.rotation @ so3_exp(noise[:, :3]), measured.translation + noise[:, 3:],
@@ -154,3 +159,39 @@ def test_not_asked_for_not_there() -> None:
     poses = random_poses(10, rng)
     graph = MotionGraph(measure(poses, *window_pairs(10, 4), rng))
     assert refine_poses(graph, poses)[0].covariance is None
+
+
+def test_loops_that_bend_windows_do_not_make_them_independent() -> None:
+    """Windows copy the errors of their steps; loops, whose edges have one error each, close the circle."""
+    rng = np.random.default_rng(3)
+    poses = chain_with_a_loop(60)[0]
+    i, t = window_pairs(60, 6)
+    sigma = np.array([ROTATION_SIGMA] * 3 + [TRANSLATION_SIGMA] * 3)
+    first, last = np.meshgrid(np.arange(5), np.arange(56, 60))
+    loop_i, loop_t = first.ravel(), last.ravel()
+    kind = np.repeat([EdgeKind.WINDOW, EdgeKind.LOOP], [len(i), len(loop_i)]).astype(np.int8)
+    information = np.diag(sigma**-2.0) / np.append(np.abs(t - i), np.ones(len(loop_i)))[:, None, None]
+    within = []
+    for _ in range(20):
+        wrong = walked(poses, sigma, rng)
+        told = SE3(poses.rotation.copy(), poses.translation.copy())
+        for anchor in range(56, 60):  # a loop event tells one wrong pose of its anchor
+            error = sigma * rng.normal(size=6)
+            told.rotation[anchor] = so3_exp(error[:3]) @ told.rotation[anchor]
+            told.translation[anchor] += error[3:]
+        measured, loops = wrong[i] @ wrong[t].inverse(), poses[loop_i] @ told[loop_t].inverse()
+        edges = Edges.of(
+            np.append(i, loop_i), np.append(t, loop_t),
+            np.concatenate([measured.rotation, loops.rotation]),
+            np.concatenate([measured.translation, loops.translation]),
+            kind=kind, information=information, group=np.append(t, 60 + loop_t),
+        )  # fmt: skip
+        refined, _ = refine_poses(MotionGraph(edges), wrong, with_covariance=True)
+        assert refined.events is not None
+        assert refined.events.accepted.all()
+        assert refined.covariance is not None
+        errors = aligned_pose_errors(refined.camera_from_world.inverse(), poses.inverse())
+        within.append(list(ellipsoid_shares(errors, refined.covariance).values()))
+    half, most = np.mean(within, 0)
+    assert 30 < half < 75
+    assert 90 < most < 99.5

@@ -8,8 +8,10 @@ from anchor3r.predictors.features.projection import CALIBRATION_SIZE
 from anchor3r.predictors.features.uncertainty import (
     carried,
     edges_to_newest,
+    in_one_scale,
     log_scale_sigma,
     noise_variance,
+    of_poses,
 )
 
 
@@ -44,12 +46,35 @@ def test_edges_spread_as_perturbed_keyframes_do() -> None:
     steps = np.zeros((20_000, 4, 6))
     steps[:, 2:] = rng.multivariate_normal(np.zeros(12), covariance, 20_000).reshape(-1, 2, 6)
     newest = _perturbation(steps[:, 3]) @ poses[3][None]
-    expected = edges_to_newest(poses, information, num_free)
+    expected = edges_to_newest(poses, of_poses(information), num_free)
     for k in range(3):
         moved = _perturbation(steps[:, k]) @ poses[k][None]
         errors = _right_error((poses[k] @ poses[3].inverse())[None], moved @ newest.inverse())
         np.testing.assert_allclose(np.cov(errors.T), expected[k], atol=0.05 * np.abs(expected[k]).max())
     np.testing.assert_allclose(expected[3], 0, atol=1e-6 * np.abs(expected[0]).max())
+
+
+def test_a_scale_that_nothing_holds_is_that_from_before() -> None:
+    rng, poses, num_free = np.random.default_rng(1), _poses(4), 3
+    root = rng.normal(0, 1e-3, (18, 18))
+    known = root @ root.T + 1e-6 * np.eye(18)
+    step, grown = 1e-6, np.zeros((3, 6))
+    for k in range(3):  # what a larger scale does to the poses, seen from the one that is held
+        arm = poses[k + 1].center() - poses[0].center()
+        moved = SE3.from_center(poses[k + 1].rotation, poses[0].center() + (1 + step) * arm)
+        error = moved @ poses[k + 1].inverse()
+        grown[k] = np.concatenate([so3_log(error.rotation), error.translation]) / step
+    free = known + 100.0 * np.outer(grown, grown)
+    found = in_one_scale(poses, free, num_free)
+    variance = grown.ravel() @ found @ grown.ravel() / (grown.ravel() @ grown.ravel()) ** 2
+    distance_sq = float(np.sum(grown[-1] ** 2))
+    moved_sigma = np.sqrt(np.linalg.eigvalsh(free[-3:, -3:])[:2] / distance_sq)
+    assert moved_sigma[0] < np.sqrt(variance) < moved_sigma[1]  # as well as the direction of the way
+    # What has nothing to do with the scale is as it was.
+    other = rng.normal(0, 1, 18)
+    other -= (grown.ravel() @ free @ other) / (grown.ravel() @ free @ grown.ravel()) * grown.ravel()
+    np.testing.assert_allclose(found @ other, free @ other, atol=1e-7)
+    assert np.linalg.eigvalsh(found).min() > 0
 
 
 def test_carried_edges_add_up() -> None:

@@ -10,11 +10,15 @@ receiver, a clock) are carried into the poses one by one.
 
 Edges count with the weights and the noise that the refinement ended with. Overlapping windows see the same
 images, so that their edges err alike and agree far better than their matrices promise, and the inverse takes
-each copy of an error for another measurement. `shared_inflation` makes up for that; with priors the drift
-that they measure does (`measured_drift`).
+each copy of an error for another measurement. `shared_inflation` says how many copies there are of what
+windows, and the ties between their scales, know; edges of loops are copies of one another within an event and
+a revisit, and no copies of windows (`without_copies`). With priors the drift that they measure takes the
+place of copies (`measured_drift`).
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +29,7 @@ from anchor3r.pose_graph.gauss_newton import ErrorModel, PoseProblem, quadratic_
 from anchor3r.pose_graph.linalg.sparse import Cholesky
 from anchor3r.pose_graph.linalg.step_solvers import NO_TERMS, BlockTerms, Structure, factorised
 from anchor3r.pose_graph.noise import LEAST_REDUNDANCY, MEDIAN_CHI_SQ_6
-from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, squared_errors
+from anchor3r.pose_graph.pose_system import PoseEdges, PoseState, robust_weights, squared_errors
 from anchor3r.pose_graph.topology import Topology
 
 _MAX_OPERATIONS = 2e11  # of one factorisation, some ten seconds; the inverse costs a few of them
@@ -76,8 +80,26 @@ def pose_covariances(
     return np.asarray(axes @ covariance @ np.swapaxes(axes, 1, 2), np.float64)
 
 
+def without_copies(
+    problem: PoseProblem, state: PoseState, errors: ErrorModel, factor: Float, of_ties: float
+) -> tuple[PoseProblem, ErrorModel]:
+    """The problem as if each error counted once, with the weights that its edges had under the loss.
+
+    factor: (m,) how many times larger variances of edges are than the errors' model says; of_ties: those of
+    the ties of scales.
+    """
+    square, weight = np.empty(len(factor)), np.empty(len(factor))
+    squared_errors(problem.edges, state, errors.information, square)
+    robust_weights(square, errors.width_sq, weight)
+    weight = (weight / factor).reshape(-1, *[1] * (errors.information.ndim - 1))
+    ties = problem.ties._replace(weight=problem.ties.weight / of_ties)
+    return replace(problem, ties=ties), ErrorModel(errors.information * weight, np.inf)
+
+
 def shared_inflation(edges: Edges, topology: Topology, state: PoseState) -> float:
     """How many times larger variances are than if the errors of window edges were independent; at least 1.
+
+    state: as windows alone have it, since what loops bend a trajectory by is no disagreement of windows.
 
     If windows that overlap have one error in common, all they know of the motion is what a chain of the
     longest edges knows, end to end: an edge over k frames of information λ adds k² λ to what is known of a

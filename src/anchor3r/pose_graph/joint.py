@@ -26,7 +26,7 @@ from anchor3r.pose_graph.averaging.scales import (
     tracks_of,
     walk_ties,
 )
-from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation
+from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation, without_copies
 from anchor3r.pose_graph.drift import WindowNoise, independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.gauss_newton import (
@@ -80,6 +80,8 @@ _HOPELESS = 10.0
 _NOT_RUN = Minimisation(Status.MAX_ITERATIONS, 0, 0, np.nan, np.nan)
 _NEAR = 100
 """Frames that ties of scales span which windows and the walk make; those of loops span more."""
+_MAX_ALONE, _TOLERANCE_ALONE = 10, 1e-2
+"""Steps of a solution without loops, whose residuals are looked at in the median."""
 _EXPECTED_ITERATIONS = {"gm": 10, "none": 100}
 """Of conjugate gradients in a step; to the last digit of plain least squares they take many more of them."""
 
@@ -185,16 +187,15 @@ def refine_poses(
     starts += [] if verified is None else [_closed_state(verified, log_scale)]
     if config.loss == "none" or is_lone.any():
         starts.append(PoseState.of(chordal_initialisation(graph), averaged))
-    inflation = 1.0 if verified is None else verified.window_inflation
-    refinement = _Refinement(edges, topology, ties, config, inflation)
+    refinement = _Refinement(edges, topology, ties, config, verified)
     # Where loops are closed already, priors need no solution without them to begin with.
     state, outcome = refinement.run(starts, is_start=known is not None and verified is not None)
-    placed = None
+    placed, alone = None, _alone(state, verified, log_scale)
     if known is not None:
-        placed, outcome = refinement.place(state, known, _alone(state, verified, log_scale))
+        placed, outcome = refinement.place(state, known, alone)
     back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    covariance = refinement.covariance(back, placed) if with_covariance else None
+    covariance = refinement.covariance(back, placed, alone) if with_covariance else None
     return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
@@ -310,6 +311,16 @@ def _with_noise_rows(state: PoseState, noise: Float) -> PoseState:
     )
 
 
+def _is_near(ties: ScaleTies) -> NDArray[np.bool_]:
+    """(q,) ties that windows and the walk make."""
+    return np.abs(ties.a - ties.b) <= _NEAR
+
+
+def _near(ties: ScaleTies) -> ScaleTies:
+    """Those alone."""
+    return ScaleTies(*(column[_is_near(ties)] for column in ties))
+
+
 class _Refinement:
     """One graph's problem: which edges take part, with which noise, how it is solved."""
 
@@ -319,10 +330,11 @@ class _Refinement:
         topology: Topology,
         ties: ScaleTies,
         config: RefineConfig,
-        window_inflation: float,
+        verified: Verification | None,
     ) -> None:
         self._edges, self._ties, self._config = edges, ties, config
-        self._window_inflation = window_inflation
+        self._window_inflation = 1.0 if verified is None else verified.window_inflation
+        self._loop_copies = 1.0 if verified is None else verified.loop_copies
         self.topology = topology
         """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
@@ -490,18 +502,43 @@ class _Refinement:
         """Has scales wander as much for the root of a frame, if ties between neighbours promise less."""
         ties = self._ties
         span = np.abs(ties.a - ties.b)
-        near = span <= _NEAR
+        near = _is_near(ties)
         information = float(ties.weight[near] @ span[near].astype(np.float64) ** 2)
         independent = np.sqrt(len(self.topology.frames) / max(information, 1e-300))
         factor = max(1.0, (scale_rate / independent) ** 2)
         self._ties = ties._replace(weight=np.where(near, ties.weight / factor, ties.weight))
 
-    def covariance(self, state: PoseState, placed: Placed | None) -> NDArray[np.float64] | None:
-        """(n, 6, 6) of the poses that `run` has found, in whatever gauge, or of those that `place` has."""
+    def covariance(
+        self, state: PoseState, placed: Placed | None, alone: PoseState
+    ) -> NDArray[np.float64] | None:
+        """(n, 6, 6) of the poses that `run` has found, in whatever gauge, or of those that `place` has.
+
+        alone: about what windows alone say.
+        """
+        if placed is not None:
+            return self._placed_covariance(state, placed)
         errors, inflation = self._estimator.current()
-        if placed is None:
-            inflation *= shared_inflation(self._edges, self.topology, state)
-            return pose_covariances(self._problem, state, errors, self.topology.component, inflation)
+        copies = self._copies_of_windows(state, alone)
+        is_window = self._edges.kind == EdgeKind.WINDOW
+        # Windows count for less in the solution already, relative to loops as if those had no copies.
+        factor = np.where(is_window, copies / self._window_inflation, self._loop_copies)
+        problem, errors = without_copies(self._problem, state, errors, factor, copies)
+        return pose_covariances(problem, state, errors, self.topology.component, inflation)
+
+    def _copies_of_windows(self, state: PoseState, alone: PoseState) -> float:
+        """How many times larger variances of windows are than if their errors were independent."""
+        is_window = self._edges.kind == EdgeKind.WINDOW
+        if is_window[self._used].all():
+            return shared_inflation(self._edges, self.topology, state)
+        edges = replace(self._edges, weight=np.where(is_window, self._edges.weight, 0.0))
+        config = replace(self._config, max_iterations=_MAX_ALONE, relative_tolerance=_TOLERANCE_ALONE)
+        windows = _Refinement(edges, self.topology, _near(self._ties), config, None)
+        alone, _ = windows.run([alone])
+        return shared_inflation(edges, windows.topology, alone)
+
+    def _placed_covariance(self, state: PoseState, placed: Placed) -> NDArray[np.float64] | None:
+        """(n, 6, 6) of the poses that `place` has found, in the world of the priors."""
+        errors, inflation = self._estimator.current()
         # Edges alone are so much worse than they say, not the priors.
         errors = ErrorModel(errors.information / inflation, errors.width_sq / inflation)
         system, shared, num_frames = placed.system, None, len(state.center)

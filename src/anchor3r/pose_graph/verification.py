@@ -152,6 +152,9 @@ class Verification(NamedTuple):
     ways that loops close and relative to that of loop edges; at least 1"""
     group_inflation: Float
     """(g,) variance of each group's edges over that of the typical group; at least 1"""
+    loop_copies: float
+    """edges of loop events that together know what one of them knows: those of an event share its errors, and
+    so do the events of a revisit"""
 
 
 def verify_loops(
@@ -208,8 +211,7 @@ def verify_loops(
         groups.num_edges, groups.agreeing, *(column[event_of] for column in per_event),
     )  # fmt: skip
     independent = independent_rotation_rate(edges, topology, noise)
-    # Edges of one event share its errors, and so do the events of a revisit: they are as good as one.
-    shared = float(np.median(np.bincount(event_of, groups.num_edges))) if len(event_of) else 1.0
-    shared *= 1.0 + (float(np.median(neighbours.supporters)) if len(event_of) else 0.0)
-    inflation = max(1.0, (decided.closed_rotation_rate() / independent) ** 2 / shared)
-    return Verification(verdicts, decided.closed, inflation, groups.inflation(neighbours.inflation))
+    copies = float(np.median(np.bincount(event_of, groups.num_edges))) if len(event_of) else 1.0
+    copies *= 1.0 + (float(np.median(neighbours.supporters)) if len(event_of) else 0.0)
+    inflation = max(1.0, (decided.closed_rotation_rate() / independent) ** 2 / copies)
+    return Verification(verdicts, decided.closed, inflation, groups.inflation(neighbours.inflation), copies)

@@ -60,7 +60,7 @@ class CombinedConfig:
     unsure_scale_sigma: float = 0.05
     """Least spread of the scale of a keyframe of `features` whose pose is less sure than that of the network:
     new depths rest on it."""
-    inflation: float = 3.0
+    inflation: float = 2.1
     """Spread of what `features` measures over what it states: tracks err as a whole."""
     network_walk: float = 0.03
     """Standard deviation by which the logarithm of the network's scale wanders from frame to frame."""

@@ -17,7 +17,13 @@ from anchor3r.predictors.features.bundle_adjustment import HELD, Adjusted, Adjus
 from anchor3r.predictors.features.calibration import Calibration
 from anchor3r.predictors.features.projection import calibration_vector, reprojection_errors, triangulate
 from anchor3r.predictors.features.tracking import TEMPLATE_RADIUS
-from anchor3r.predictors.features.uncertainty import edges_to_newest, log_scale_sigma, noise_variance
+from anchor3r.predictors.features.uncertainty import (
+    edges_to_newest,
+    in_one_scale,
+    log_scale_sigma,
+    noise_variance,
+    of_poses,
+)
 
 _TRIANGULATION_STEPS = 3
 """Gauss–Newton steps from where the rays meet; more change nothing that can be measured."""
@@ -76,7 +82,10 @@ class LocalMap:
     poses: SE3 = field(default_factory=lambda: SE3.identity(0))
     """(k,) keyframe_from_local"""
     covariance: Array = field(default_factory=lambda: np.empty((0, 6, 6)))
-    """(k, 6, 6) of edges keyframe_from_newest, over noise_variance"""
+    """(k, 6, 6) of edges keyframe_from_newest, over noise_variance; in a young map, of which less is held
+    than free, given its scale"""
+    oldest_covariance: Array = field(default_factory=lambda: np.zeros((6, 6)))
+    """(6, 6) of the edge from the newest keyframe to the last that was held, with the error of its scale"""
     points: Points = field(default_factory=Points.none)
     observed: Array = field(default_factory=lambda: np.empty((0, 0, 2)))
     """(k, n, 2) pixels, NaN where a keyframe does not see a point"""
@@ -152,7 +161,12 @@ class LocalMap:
         adjusted = adjustment.adjusted
         self.poses = SE3(adjusted.rotations, adjusted.translations)
         self.points.position[chosen] = adjusted.points
-        self.covariance = edges_to_newest(self.poses, adjusted.information, num_free)
+        covariance = of_poses(adjusted.information)
+        self.covariance = edges_to_newest(self.poses, covariance, num_free)
+        self.oldest_covariance = self.covariance[len(self) - 1 - num_free]
+        if len(self) <= 2 * num_free:
+            covariance = in_one_scale(self.poses, covariance, num_free)
+            self.covariance = edges_to_newest(self.poses, covariance, num_free)
         return adjusted
 
     def adjustment(
@@ -194,4 +208,4 @@ class LocalMap:
         oldest = max(0, len(self) - 1 - num_free)
         num_steps = len(self) - 1 - oldest
         oldest_from_newest = self.poses[oldest] @ self.poses[len(self) - 1].inverse()
-        return log_scale_sigma(oldest_from_newest, self.noise_variance * self.covariance[oldest], num_steps)
+        return log_scale_sigma(oldest_from_newest, self.noise_variance * self.oldest_covariance, num_steps)

@@ -33,15 +33,38 @@ def noise_variance(errors_px: Array) -> float:
     return _SHARED * max(sigma, _LEAST_NOISE_PX) ** 2
 
 
-def edges_to_newest(keyframes: SE3, information: Array, num_free: int) -> Array:
-    """(k, 6, 6) information in pixels -> covariance in pixels of the edges keyframe_from_newest.
-
-    information (6f + c, 6f + c) is of the newest f keyframes and the calibration, which is taken as known.
-    """
+def of_poses(information: Array) -> Array:
+    """Information (6f + c, 6f + c) of f keyframes and the calibration, which is taken as known -> covariance
+    (6f, 6f) of the keyframes."""
     poses = information[:-CALIBRATION_SIZE, :-CALIBRATION_SIZE]
     # Poses of a map that is starting are known up to their scale only: the ridge stands for that.
     ridge = (_RIDGE * np.trace(poses) / len(poses) + _RIDGE) * np.eye(len(poses))
-    covariance = np.linalg.inv(poses + ridge)
+    return np.asarray(np.linalg.inv(poses + ridge))
+
+
+def in_one_scale(keyframes: SE3, covariance: Array, num_free: int) -> Array:
+    """The covariance (6f, 6f) of the newest f keyframes if they have the scale that they had before.
+
+    For a young map, of which less is held than free: the error of the short way between held keyframes would
+    count as one of the scale of everything. The scale is known as well as the direction of the way from the
+    last held keyframe to the newest.
+    """
+    center = keyframes.center()
+    arm = center - center[len(keyframes) - num_free - 1]
+    # Left perturbations: a step of the centre moves the translation by -R times it.
+    stretch = np.zeros((num_free, 6))
+    stretch[:, 3:] = -(keyframes.rotation @ arm[..., None])[-num_free:, :, 0]
+    way, moved = stretch[-1, 3:], covariance[-3:, -3:]
+    length_sq = max(float(way @ way), 1e-100)
+    across = 0.5 * (np.trace(moved) - float(way @ moved @ way) / length_sq) / length_sq
+    grown = stretch.ravel()
+    seen = covariance @ grown
+    expected = float(grown @ seen) + across * float(grown @ grown) ** 2
+    return np.asarray(covariance - np.outer(seen, seen) / expected)
+
+
+def edges_to_newest(keyframes: SE3, covariance: Array, num_free: int) -> Array:
+    """(k, 6, 6) of the edges keyframe_from_newest, from the covariance of the newest f keyframes (6f, 6f)."""
     own = covariance[-6:, -6:]
     out = np.broadcast_to(own, (len(keyframes), 6, 6)).copy()
     newest_from_keyframe = keyframes[-1][None] @ keyframes.inverse()
