@@ -15,6 +15,7 @@ from scipy.optimize import least_squares
 from anchor3r.geometry import SE3, rotation_angle, so3_exp, umeyama
 from anchor3r.io.g2o import read_g2o
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
+from anchor3r.pose_graph.grouping import infer_groups
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
 from anchor3r.pose_graph.report import Status
@@ -263,6 +264,35 @@ def test_robust_loss_costs_little_on_public_graphs_without_outliers(shared: Path
         twist = (measured.inverse() @ poses[edges.frame_i] @ poses[edges.frame_t].inverse()).log()
         cost.append(np.einsum("mi,mij,mj->", twist, edges.information, twist))
     assert cost[0] <= cost[1] <= 1.05 * cost[0]
+
+
+def test_loops_that_promise_little_and_keep_it_are_not_lost() -> None:
+    """Rings measured against the one before with errors of 17°, as in the public sphere of large noise."""
+    rng = np.random.default_rng(5)
+    count, ring, sigma = 400, 20, np.repeat([0.3, 0.7], 3)
+    k = np.arange(count)
+    around, height = 2 * np.pi * k / ring, np.pi * (k + 10) / (count + 20)
+    center = 20 * np.stack(
+        [np.sin(height) * np.cos(around), np.sin(height) * np.sin(around), np.cos(height)], 1
+    )
+    poses = SE3.from_center(so3_exp(np.cumsum(0.1 * rng.standard_normal((count, 3)), 0)), center)
+    steps = [1, ring - 1, ring, ring + 1]
+    i = np.concatenate([np.arange(count - step) for step in steps])
+    t = np.concatenate([np.arange(step, count) for step in steps])
+    error = sigma * rng.standard_normal((len(i), 6))
+    measured = poses[i] @ poses[t].inverse() @ SE3(so3_exp(error[:, :3]), error[:, 3:])
+    grouping = infer_groups(i, t)
+    edges = Edges.of(
+        i, t, measured.rotation, measured.translation, kind=grouping.kind, group=grouping.group,
+        information=np.diag(sigma**-2.0),
+    )  # fmt: skip
+    graph = MotionGraph(edges)
+    cost = []
+    for config in (LEAST_SQUARES, RefineConfig()):
+        found = refine_poses(graph, estimate_trajectory(edges), config)[0].camera_from_world
+        twist = (measured.inverse() @ found[i] @ found[t].inverse()).log()
+        cost.append(np.einsum("mi,mij,mj->", twist, edges.information, twist))
+    assert cost[1] <= 1.05 * cost[0]
 
 
 def test_a_cost_that_is_not_finite_never_counts_as_converged() -> None:

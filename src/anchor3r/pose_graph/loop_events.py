@@ -34,6 +34,7 @@ Bool = NDArray[np.bool_]
 _FEW = 5  # pairs of neighbouring events that say nothing about the noise of events
 _LEAST_SCALE_SIGMA = 1e-3
 _NO_SCALE_SIGMA = 1e3  # of an event that does not tell its scale
+_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
 
 
 class LoopGroups(NamedTuple):
@@ -55,13 +56,14 @@ class LoopGroups(NamedTuple):
     reach: Float
     """(g,) typical distance that its edges measure"""
     is_sound: Bool
-    """(g,) whether its edges differ by less than what they measure"""
+    """(g,) whether its edges differ by less than what they measure, or by no more than they promise"""
     scatter: Float
     """(g, 2) standard deviations of rotation and translation with which edges differ from one of them, at
     least as in the typical group. Unlike `sigmas` nothing is in it that odometry promises of itself, which is
     no evidence against a group"""
     promised: Float
-    """(g, 2) the same as the typical edge promises; NaN if edges promise nothing"""
+    """(g, 2) the same as the typical edge promises, and odometry with it where both promise next to nothing;
+    NaN if edges promise nothing"""
 
     def inflation(self, shared: float) -> Float:
         """(g,) variance of edges over what they promise, or over that of the typical group; at least 1.
@@ -116,11 +118,16 @@ def condense_groups(
     turn = np.swapaxes(rotation, 1, 2) @ odometry.rotation[anchor]
     correction = Corrections(turn, odometry.center()[anchor], center, log_scale)
     sigmas = Sigmas(rotation_sigma, distance_sigma, scale_sigma)
+    promised = _promised(edges, loops, start)
     says_something = quantile * np.maximum(spread[:, 0], relative) < 1
-    is_sound = says_something & (3 * agreeing > np.diff(start))
+    # Edges and odometry that promise little, and keep it, contradict nothing, however little they say.
+    between = noise.rotation_rad * np.stack([np.ones(g), reach], 1)
+    is_weak = ~says_something & (_MEDIAN_NORM_3 * spread <= quantile * np.hypot(promised, between)).all(1)
+    promised = np.where(is_weak[:, None], scatter, promised)
+    is_sound = (says_something | is_weak) & (3 * agreeing > np.diff(start))
     return LoopGroups(
         group, np.diff(start), anchor, middle, correction, agreeing, sigmas, reach, is_sound, scatter,
-        _promised(edges, loops, start),
+        promised,
     )  # fmt: skip
 
 
@@ -177,8 +184,8 @@ def _scatter(
                 distance[e - first] = np.sqrt(so3.norm_sq(so3.load3(center[e] - center[pivot])))
                 apart = so3.load3(member_center[e] - member_center[pivot])
                 length[e - first] = np.sqrt(so3.norm_sq(apart))
-            spread[g, 0] = min(spread[g, 0], np.median(angle) / 1.5382)
-            spread[g, 1] = min(spread[g, 1], np.median(distance) / 1.5382)
+            spread[g, 0] = min(spread[g, 0], np.median(angle) / _MEDIAN_NORM_3)
+            spread[g, 1] = min(spread[g, 1], np.median(distance) / _MEDIAN_NORM_3)
         for e in range(first, end):
             length[e - first] += np.sqrt(so3.norm_sq(so3.load3(center[e] - member_center[e])))
         reach[g] = max(np.median(length), 1e-12)
