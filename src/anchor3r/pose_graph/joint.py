@@ -318,7 +318,8 @@ def _is_near(ties: ScaleTies) -> NDArray[np.bool_]:
 
 def _near(ties: ScaleTies) -> ScaleTies:
     """Those alone."""
-    return ScaleTies(*(column[_is_near(ties)] for column in ties))
+    near = _is_near(ties)
+    return ScaleTies(ties.a[near], ties.b[near], ties.value[near], ties.weight[near])
 
 
 class _Refinement:
@@ -334,7 +335,7 @@ class _Refinement:
     ) -> None:
         self._edges, self._ties, self._config = edges, ties, config
         self._window_inflation = 1.0 if verified is None else verified.window_inflation
-        self._loop_copies = 1.0 if verified is None else verified.loop_copies
+        self._verified = verified
         self.topology = topology
         """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
@@ -518,11 +519,16 @@ class _Refinement:
         if placed is not None:
             return self._placed_covariance(state, placed)
         errors, inflation = self._estimator.current()
-        copies = self._copies_of_windows(state, alone)
+        windows, loop_copies = self._copies_of_windows(state, alone), 1.0
+        if self._verified is not None:
+            # Closed revisits tell the drift; what windows say of it counts as one revisit more.
+            n, loop_copies = self._verified.num_revisits, self._verified.loop_copies
+            told = self._verified.revisit_inflation
+            windows = windows ** (1 / (n + 1)) * told ** (n / (n + 1))
         is_window = self._edges.kind == EdgeKind.WINDOW
         # Windows count for less in the solution already, relative to loops as if those had no copies.
-        factor = np.where(is_window, copies / self._window_inflation, self._loop_copies)
-        problem, errors = without_copies(self._problem, state, errors, factor, copies)
+        factor = np.where(is_window, windows / self._window_inflation, loop_copies)
+        problem, errors = without_copies(self._problem, state, errors, factor, windows)
         return pose_covariances(problem, state, errors, self.topology.component, inflation)
 
     def _copies_of_windows(self, state: PoseState, alone: PoseState) -> float:

@@ -83,6 +83,11 @@ class DriftVariance:
         return float(np.exp(self._log_sum / (self.num_revisits + 1)))
 
     @property
+    def of_revisits(self) -> float:
+        """The same by the closed revisits alone."""
+        return float(np.exp(self._log_sum / max(self.num_revisits, 1)))
+
+    @property
     def typical_way(self) -> float:
         """Frames around a closed loop, in the mean weighted by the frames themselves.
 
@@ -288,6 +293,10 @@ class Decision:
     def closed_rotation_rate(self) -> float:
         """Rotation error that explains the closed loops as a random walk: radians for the root of a frame."""
         return self._noise.rotation_rate * float(np.sqrt(self.drift.factor * self.drift.typical_way))
+
+    def revisits_rotation_rate(self) -> float:
+        """The same as closed revisits tell it, whatever the graph's own edges say."""
+        return self._noise.rotation_rate * float(np.sqrt(self.drift.of_revisits * self.drift.typical_way))
 
 
 class _FailedWays:

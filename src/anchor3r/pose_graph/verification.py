@@ -152,6 +152,11 @@ class Verification(NamedTuple):
     ways that loops close and relative to that of loop edges; at least 1"""
     group_inflation: Float
     """(g,) variance of each group's edges over that of the typical group; at least 1"""
+    num_revisits: int
+    """closed ones, by which the drift is known"""
+    revisit_inflation: float
+    """How many times larger the variance of window edges is than if their errors were independent, as closed
+    revisits alone tell it; at least 1"""
     loop_copies: float
     """edges of loop events that together know what one of them knows: those of an event share its errors, and
     so do the events of a revisit"""
@@ -214,4 +219,8 @@ def verify_loops(
     copies = float(np.median(np.bincount(event_of, groups.num_edges))) if len(event_of) else 1.0
     copies *= 1.0 + (float(np.median(neighbours.supporters)) if len(event_of) else 0.0)
     inflation = max(1.0, (decided.closed_rotation_rate() / independent) ** 2 / copies)
-    return Verification(verdicts, decided.closed, inflation, groups.inflation(neighbours.inflation), copies)
+    by_revisits = max(1.0, (decided.revisits_rotation_rate() / independent) ** 2)
+    return Verification(
+        verdicts, decided.closed, inflation, groups.inflation(neighbours.inflation),
+        decided.drift.num_revisits, by_revisits, copies,
+    )  # fmt: skip
