@@ -224,7 +224,7 @@ def test_surveyed_cameras_place_a_map(
         (["--gnss", "far.csv"], "no time in common"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
         (["--gnss", "few.csv"], "it takes 4"),
-        (["--gnss", "far.csv", "--gnss-sigma", "0"], "must be positive"),
+        (["--gnss", "far.csv", "--gnss-sigma", "0"], "must lie in 1e-09 … 1e+09"),
         (["--distance", "3", "9", "1", "--method", "paper"], "priors need method joint"),
         (["--surveyed", "two.txt"], "leave the map's scale or direction open"),
         (["--surveyed", "gone.txt"], "frame 9999 has no pose"),
@@ -232,8 +232,8 @@ def test_surveyed_cameras_place_a_map(
         (["--surveyed", "nan.txt"], "not a number"),
         (["--surveyed", "quaternion.txt"], "no unit quaternion"),
         (["--surveyed", "two.txt", "--gnss", "far.csv"], "choose one of them"),
-        (["--camera-height", "0"], "metres between 0 and 100"),
-        (["--camera-height", "nan"], "metres between 0 and 100"),
+        (["--camera-height", "0"], "metres between 0.001 and 100"),
+        (["--camera-height", "nan"], "metres between 0.001 and 100"),
     ],
 )
 def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
