@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
+from PIL.TiffImagePlugin import IFDRational
 from rosbags.rosbag2 import Writer
 from rosbags.typesys import Stores, get_typestore
 
@@ -40,6 +41,16 @@ def test_geotags_are_at_the_times_of_the_frames(tmp_path: Path) -> None:
     assert fixes.entries == ["0.jpg", "1.jpg", "2.jpg"]
     with open_source(str(tmp_path)) as source:
         assert [frame.timestamp_s for frame in source.frames()][:3] == fixes.times_s.tolist()
+
+
+def test_a_camera_without_a_fix_has_no_place(tmp_path: Path) -> None:
+    for k, place in enumerate([PLACES[0], PLACES[1], PLACES[2]]):
+        write_photo(tmp_path / f"{k}.jpg", place, None)
+    path = tmp_path / "1.jpg"
+    exif = Image.open(path).getexif()
+    exif.get_ifd(ExifTags.IFD.GPSInfo)[2] = (IFDRational(0, 0),) * 3
+    Image.new("RGB", (24, 16)).save(path, exif=exif)
+    assert read_fixes(str(tmp_path)).entries == ["0.jpg", "2.jpg"]
 
 
 def test_frames_without_times_have_those_of_a_video(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def _geotag(sequence: PhotoSequence, index: int) -> Fix | None:
         altitude = float(entries.get(ExifTags.GPS.GPSAltitude, 0.0)) * (-1 if below else 1)
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
+    if not np.isfinite((latitude, longitude, altitude)).all():  # 0/0, as cameras write before they have a fix
+        return None
     return Fix(Path(path).name, sequence.time_s(index, taken_s), (latitude, longitude, altitude))
 
 
