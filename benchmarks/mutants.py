@@ -32,7 +32,10 @@ TESTS = {
     "pose_graph/joint.py": ["tests/pose_graph/test_joint.py"],
     "pose_graph/verification.py": ["tests/pose_graph/test_verification.py"],
     "pose_graph/loop_events.py": ["tests/pose_graph/test_verification.py"],
-    "pose_graph/online_placement.py": ["tests/pipeline/test_placing.py"],
+    "pose_graph/online_placement.py": [
+        "tests/pose_graph/test_online_placement.py",
+        "tests/pipeline/test_placing.py",
+    ],
     "loops/retrieval.py": ["tests/loops/test_retrieval.py"],
     "loops/reinsertion.py": ["tests/pipeline/test_refine.py"],
     "pipeline/refine.py": ["tests/pipeline/test_refine.py"],

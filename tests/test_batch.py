@@ -57,6 +57,7 @@ def test_a_table_is_mapped_and_a_broken_row_fails_alone(tmp_path: Path) -> None:
     assert (out / "first" / "picture.png").is_file()
     page = (out / "index.html").read_text()
     assert "2 of 3 sequences" in page
+    assert "frames 12, with pose 12" in page
     before = (out / "first" / "result.json").stat().st_mtime_ns
     assert run(manifest, "--out", out) == 0
     assert (out / "first" / "result.json").stat().st_mtime_ns == before

@@ -307,8 +307,8 @@ def _write_table(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
         file.write(text.getvalue().encode())
 
 
-def _figure(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
+def _figure(value: Any, digits: int = 6) -> Any:
+    return f"{value:.{digits}g}" if isinstance(value, float) else value
 
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
@@ -335,5 +335,5 @@ def _tile(row: Mapping[str, Any]) -> str:
     if row["state"] == "failed":
         return f"<div>{head}<p class=failed>{escape(str(row['error']))}</p></div>"
     shown = {k: v for k, v in row.items() if k not in ("name", "source", "state")}
-    figures = escape(", ".join(f"{k} {_figure(v)}" for k, v in shown.items()))
+    figures = escape(", ".join(f"{k.replace('_', ' ')} {_figure(v, 3)}" for k, v in shown.items()))
     return f'<div>{head}<a href="{name}/{PICTURE}"><img src="{name}/{PICTURE}" alt=""></a>{figures}</div>'
