@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,3 +47,32 @@ def test_spreads_fall_with_the_length_of_the_way_and_grow_with_the_noise() -> No
     plain, longer, noisier = placed(0.3), placed(0.3, length_m=800.0), placed(0.3, sigma_m=0.2)
     assert longer.scale_sigma == pytest.approx(plain.scale_sigma / 2, rel=0.05)
     assert noisier.heading_sigma_deg == pytest.approx(2 * plain.heading_sigma_deg, rel=0.05)
+
+
+def test_a_placement_is_news_if_it_is_surer_by_a_fifth_or_elsewhere() -> None:
+    told = placed(0.3)
+    east = float(told.covariance[0, 0] ** 0.5)
+    assert not told.is_news_after(told)
+    for share, is_news in ((0.81, False), (0.79, True), (1.3, False)):
+        assert replace(told, covariance=share**2 * told.covariance).is_news_after(told) == is_news
+    for spreads, is_news in ((0.9, False), (1.1, True)):
+        larger = told.scale * np.exp(spreads * told.scale_sigma)
+        stretched = replace(told, scale=larger, translation=told.translation + (told.scale - larger) * (
+            told.rotation @ told.middle
+        ))  # fmt: skip
+        assert stretched.is_news_after(told) == is_news
+        away = replace(told, translation=told.translation + np.array([spreads * east, 0, 0]))
+        assert away.is_news_after(told) == is_news
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"interval": 0}, {"least_positions": 4}, {"max_positions": 19}, {"confidence": 1.0},
+        {"scale_within": 0.0}, {"direction_within_deg": 0.0},
+    ],
+)  # fmt: skip
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must be positive|too small"):
+        OnlinePlacementConfig(**wrong)  # type: ignore[arg-type]
+    OnlinePlacementConfig(interval=1, least_positions=5, max_positions=10)
