@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import cv2
@@ -165,6 +166,15 @@ def test_a_covered_lens_is_bridged() -> None:
     assert len({pose.component for pose in poses.values()}) == 1
     assert sorted(poses) == [*range(30), *range(36, 60)]
     assert _error(sorted(poses), np.array([poses[k].center for k in sorted(poses)]), frames) < 0.05
+
+
+def test_a_start_of_few_points_is_in_the_scale_of_what_follows() -> None:
+    """The network is surer of the first window than `features`, but nothing relates its scale yet."""
+    with open_source("world:101?kind=street&motion=driving&frames=100&width=320&height=240") as source:
+        frames = [replace(frame, depth_m=None) for frame in islice(source.frames(), 20)]
+    _, poses = _mapped(frames, "auto")
+    assert sorted(poses) == list(range(20))
+    assert _error(list(poses), np.array([pose.center for pose in poses.values()]), frames) < 0.1
 
 
 def test_windows_of_a_still_camera_are_the_networks() -> None:

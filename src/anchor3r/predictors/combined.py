@@ -266,9 +266,14 @@ class CombinedPredictor(Predictor):
             return self._without_network(measured)
         state.unanswered_frames = 0
         if measured.status is WindowStatus.OK and self._features.is_running:
+            # A start answers for the frames that waited for it, and its scale is that of the stream.
+            is_start, goes_on = not state.has_scale, state.has_network_answered
+            if state.is_related and not state.scales.is_known(_NETWORK):
+                state.scales.measure(self._compared(Depths.of(measured), window))
             by_features = self._by_features if state.is_related else self._by_new_map
-            goes_on, answer = state.has_network_answered, by_features(measured, window)
-            if not self._is_surer(window, measured):
+            answer = by_features(measured, window)
+            can_network = not is_start and state.scales.is_known(_NETWORK)
+            if not (can_network and self._is_surer(window, measured)):
                 return answer
             state.has_network_answered = goes_on
             return self._by_network(window)

@@ -30,6 +30,10 @@ class StreamScales:
         self.covariance[which] = self.covariance[:, which] = 0.0
         self.covariance[which, which] = _UNKNOWN
 
+    def is_known(self, which: int) -> bool:
+        """Whether it is known to better than a factor of e."""
+        return bool(self.covariance[which, which] < 1.0)
+
     def walk(self, which: int, sigma: float) -> None:
         self.covariance[which, which] += sigma**2
 
