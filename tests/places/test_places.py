@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from anchor3r.geometry import SE3, rotation_angle, so3_exp
 from anchor3r.places.features import LocalFeatures, extract, match, unit_vectors
 from anchor3r.places.index import IndexConfig, PlaceIndex
 from anchor3r.places.keyframes import PlaceKeyframe, describe_keyframe
-from anchor3r.places.localiser import Localiser, LocaliserConfig, PosedKeyframes, Refusal
+from anchor3r.places.localiser import Localiser, LocaliserConfig, PosedKeyframes, Refusal, pooled
 from anchor3r.places.pose import Matches, PoseConfig, find_pose, judge_pose, refine_pose
 from anchor3r.places.vocabulary import SHIPPED, load_vocabulary, save_vocabulary, train_vocabulary
 from box_room import CAMERA, BoxRoom
@@ -204,6 +205,22 @@ def test_poses_of_matches_are_as_uncertain_as_they_say() -> None:
         off = judged.camera_from_world.center() - truth.center()
         squares.append(off @ np.linalg.solve(judged.covariance[3:, 3:], off))
     assert 1.5 < np.mean(squares) < 6, "three degrees of freedom"
+
+
+def test_matches_with_points_that_are_not_seen_say_nothing_for_chance() -> None:
+    """Wrong matches with what lies behind the camera: no random match would fit there."""
+    rng, truth, config = np.random.default_rng(7), pose_at(1.0, -2.0, yaw=0.4), PoseConfig()
+    matches = some_matches(rng, truth, 60, 20)
+    behind = some_matches(rng, truth, 60, 60)
+    point = truth.inverse().apply(truth.apply(behind.point) * [1, 1, -1])
+    far = replace(behind, point=np.asarray(point), along=30 * behind.along)
+    alone, judged = (
+        judge_pose(some, truth, SIGMA, 1.5, config, 20) for some in (matches, pooled([matches, far]))
+    )
+    assert alone is not None
+    assert judged is not None
+    assert judged.num_inliers == alone.num_inliers
+    assert judged.log10_chance < -20
 
 
 def test_random_matches_are_called_chance() -> None:

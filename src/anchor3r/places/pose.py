@@ -146,8 +146,10 @@ def judge_pose(
     # Matches of features side by side, and of one feature with several keyframes, are one.
     cell = np.floor(matches.query / (_CELL * sigma)).astype(np.int64)
     total, count = len(np.unique(cell, axis=0)), len(np.unique(cell[inlier], axis=0))
-    ellipse = math.pi * (config.fit**2) / np.abs(np.linalg.det(whitening))  # where a random match would fit
-    chance = float(np.clip(np.mean(np.minimum(ellipse / area, 1.0)) * len(matches) / total, 1e-9, 1.0))
+    # Where a random match would fit; one whose point the camera does not see fits nowhere.
+    ellipse = math.pi * (config.fit**2) / np.abs(np.linalg.det(whitening))
+    fits = np.where(seen, np.minimum(ellipse / area, 1.0), 0.0)
+    chance = float(np.clip(np.mean(fits) * len(matches) / total, 1e-9, 1.0))
     return CameraPose(
         camera_from_world=pose,
         covariance=np.asarray(spread * np.linalg.inv(hessian), np.float64),
