@@ -66,6 +66,7 @@ def main(
     kitti: Path | None = None,
     seven_scenes: Path | None = None,
     hard: bool = True,
+    times: tuple[int, ...] = (3, 5),
     refine: bool = False,
     predictors: tuple[str, ...] = ("features", "tiny", "auto"),
 ) -> None:
@@ -78,6 +79,7 @@ def main(
         kitti: Root of KITTI odometry, of which 00 and 06 are run.
         seven_scenes: One sequence of 7-Scenes.
         hard: Also the hard cases, of the first three worlds and of that sequence.
+        times: How many times as fast those are filmed.
         refine: Score refined poses, with loops closed, in place of online ones.
         predictors: The first two are what the last one is compared with.
     """
@@ -87,7 +89,7 @@ def main(
     if path.is_file():
         kept = json.loads(path.read_text())
         found = {name: {p: Outcome(**o) for p, o in outcomes.items()} for name, outcomes in kept.items()}
-    for name, make in _sequences(seeds, frames, kitti, seven_scenes, hard):
+    for name, make in _sequences(seeds, frames, kitti, seven_scenes, times if hard else None):
         outcomes = found.setdefault(name, {})
         missing = [predictor for predictor in predictors if predictor not in outcomes]
         source = make() if missing else ""
@@ -100,8 +102,13 @@ def main(
 
 
 def _sequences(
-    seeds: tuple[int, ...], frames: int, kitti: Path | None, seven_scenes: Path | None, hard: bool
+    seeds: tuple[int, ...],
+    frames: int,
+    kitti: Path | None,
+    seven_scenes: Path | None,
+    fast: tuple[int, ...] | None,
 ) -> Iterator[tuple[str, Frames]]:
+    """fast: how many times as fast the hard cases are filmed; None: without hard cases."""
     size = f"frames={frames}&width=320&height=240"
     for seed in seeds:
         yield f"driving {seed}", lambda s=seed: _read(f"world:{s}?kind=street&motion=driving&{size}")
@@ -111,11 +118,11 @@ def _sequences(
     real = None if seven_scenes is None else f"7scenes:{seven_scenes}"
     if real is not None:
         yield "7-Scenes", lambda: real
-    if not hard:
+    if fast is None:
         return
     hand = {f"handheld {seed}": f"world:{seed}?motion=handheld&{size}" for seed in seeds[:3]}
     for name, uri in (hand | ({} if real is None else {"7-Scenes": real})).items():
-        for times in (3, 5):
+        for times in fast:
             yield f"{name}, {times}× as fast", lambda u=uri, n=times: _fast(_read(u), n)
         yield f"{name}, dark for 12 frames", lambda u=uri: _dark(_read(u)[:240], 100, 112)
 

@@ -90,14 +90,15 @@ def localisation(arguments: argparse.Namespace) -> None:
     found = np.isfinite(error[:, 0])
     print(f"{len(rows)} images, {inside.sum()} overlap, {found.sum()} found, {1e3 * seconds:.0f} CPU ms each")
     print(f"refused: {dict(refusals)}; of those that overlap {(~found & inside).sum()}")
+    if not found.any():
+        return
     for name, columns in (("in the world", error[:, :2]), ("from the keyframe", error[:, 2:])):
         good = (columns[:, 0] < 0.05) & (columns[:, 1] < 5)
         wrong = found & ((columns[:, 0] > 0.25) | (columns[:, 1] > 10))
-        middle = np.median(columns[found], axis=0) if found.any() else (np.nan, np.nan)
+        middle = np.median(columns[found], axis=0)
         print(
-            f"{name}: median {middle[0]:.3f} m {middle[1]:.2f}°, within 5 cm and 5° "
-            f"{good[inside].mean():.1%} of the overlapping, "
-            f"beyond 25 cm or 10° {wrong.sum()} of {found.sum()}"
+            f"{name}: median {middle[0]:.3f} m {middle[1]:.2f}°, within 5 cm and 5° {good[inside].sum()} of "
+            f"{inside.sum()} that overlap, beyond 25 cm or 10° {wrong.sum()} of {found.sum()}"
         )
 
 
