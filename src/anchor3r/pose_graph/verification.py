@@ -162,6 +162,21 @@ class Verification(NamedTuple):
     so do the events of a revisit"""
 
 
+def _verdicts(
+    is_given: NDArray[np.bool_],
+    is_sound: NDArray[np.bool_],
+    is_closed: NDArray[np.bool_],
+    is_supported: NDArray[np.bool_],
+) -> NDArray[np.int8]:
+    """(e,) places in `_VERDICTS`, of events that were given, hang together, were closed, have supporters."""
+    order = Verdict.GIVEN, Verdict.SCATTERED, Verdict.CONTRADICTED, Verdict.SUPPORTED
+    return np.select(
+        [is_given, ~is_sound, ~is_closed, is_supported],
+        [_VERDICTS.index(verdict) for verdict in order],
+        _VERDICTS.index(Verdict.FITS),
+    ).astype(np.int8)
+
+
 def verify_loops(
     edges: Edges,
     odometry: SE3,
@@ -196,14 +211,7 @@ def verify_loops(
     events = events._replace(is_sound=events.is_sound & ~(lacks_support & _joins_parts(events, coarse)))
     decided = Decision(neighbours.inflated(events), odometry, coarse, noise, config, is_free)
     decided.run(neighbours.revisit, is_given)
-    verdict = np.select(
-        [is_given, ~events.is_sound, ~decided.is_closed, neighbours.supporters > 0],
-        [
-            _VERDICTS.index(v)
-            for v in (Verdict.GIVEN, Verdict.SCATTERED, Verdict.CONTRADICTED, Verdict.SUPPORTED)
-        ],
-        _VERDICTS.index(Verdict.FITS),
-    )
+    verdict = _verdicts(is_given, events.is_sound, decided.is_closed, neighbours.supporters > 0)
     error = decided.error
     per_event: tuple[NDArray[Any], ...] = (
         neighbours.supporters, neighbours.opponents, decided.way_frames,
@@ -212,7 +220,7 @@ def verify_loops(
     )  # fmt: skip
     frames = topology.frames
     verdicts = EventVerdicts(
-        groups.group, frames[groups.anchor], frames[groups.match], verdict.astype(np.int8)[event_of],
+        groups.group, frames[groups.anchor], frames[groups.match], verdict[event_of],
         groups.num_edges, groups.agreeing, *(column[event_of] for column in per_event),
     )  # fmt: skip
     independent = independent_rotation_rate(edges, topology, noise)
