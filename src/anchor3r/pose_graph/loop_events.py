@@ -25,7 +25,7 @@ from anchor3r.pose_graph.drift import WindowNoise
 from anchor3r.pose_graph.edges import EdgeKind, Edges
 from anchor3r.pose_graph.linalg import so3
 from anchor3r.pose_graph.topology import Topology
-from anchor3r.robust import medians_by
+from anchor3r.robust import MEDIAN_NORM_3, medians_by
 
 Float = NDArray[np.floating[Any]]
 Int = NDArray[np.int64]
@@ -34,7 +34,6 @@ Bool = NDArray[np.bool_]
 _FEW = 5  # pairs of neighbouring events that say nothing about the noise of events
 _LEAST_SCALE_SIGMA = 1e-3
 _NO_SCALE_SIGMA = 1e3  # of an event that does not tell its scale
-_MEDIAN_NORM_3 = 1.5382  # median length of a 3-vector of unit Gaussians
 
 
 class LoopGroups(NamedTuple):
@@ -122,7 +121,7 @@ def condense_groups(
     says_something = quantile * np.maximum(spread[:, 0], relative) < 1
     # Edges and odometry that promise little, and keep it, contradict nothing, however little they say.
     between = noise.rotation_rad * np.stack([np.ones(g), reach], 1)
-    is_weak = ~says_something & (_MEDIAN_NORM_3 * spread <= quantile * np.hypot(promised, between)).all(1)
+    is_weak = ~says_something & (MEDIAN_NORM_3 * spread <= quantile * np.hypot(promised, between)).all(1)
     promised = np.where(is_weak[:, None], scatter, promised)
     is_sound = (says_something | is_weak) & (3 * agreeing > np.diff(start))
     return LoopGroups(
@@ -184,8 +183,8 @@ def _scatter(
                 distance[e - first] = np.sqrt(so3.norm_sq(so3.load3(center[e] - center[pivot])))
                 apart = so3.load3(member_center[e] - member_center[pivot])
                 length[e - first] = np.sqrt(so3.norm_sq(apart))
-            spread[g, 0] = min(spread[g, 0], np.median(angle) / _MEDIAN_NORM_3)
-            spread[g, 1] = min(spread[g, 1], np.median(distance) / _MEDIAN_NORM_3)
+            spread[g, 0] = min(spread[g, 0], np.median(angle) / MEDIAN_NORM_3)
+            spread[g, 1] = min(spread[g, 1], np.median(distance) / MEDIAN_NORM_3)
         for e in range(first, end):
             length[e - first] += np.sqrt(so3.norm_sq(so3.load3(center[e] - member_center[e])))
         reach[g] = max(np.median(length), 1e-12)
