@@ -10,6 +10,7 @@ truth as it stands, without a fitted scale. Prints a line a draw and a summary.
     python benchmarks/metres.py distances 7scenes:DATA/redkitchen --out out/metres/kitchen
     python benchmarks/metres.py tapes 7scenes:DATA/redkitchen --out out/metres/kitchen
     python benchmarks/metres.py height "world:101?motion=driving&frames=300" --out out/metres/drive
+    python benchmarks/metres.py speeds kitti:DATA/00 --out out/metres/00
     python benchmarks/metres.py cost
 """
 
@@ -496,6 +497,52 @@ def height(
     )
 
 
+def speeds(
+    source: tyro.conf.Positional[str],
+    out: Path,
+    draws: tuple[int, ...] = (1, 2, 3),
+    predictor: str = "features",
+    loops: bool = False,
+    noise: float = 0.03,
+    stretch_m: float = 100.0,
+) -> None:
+    """Speeds of the vehicle, ten a second or one a frame: the error of the path, and of its scale along it.
+
+    Args:
+        source: What is mapped; it has to have ground truth and times.
+        out: Folder of the map; one that is there is used.
+        draws: Seeds of the noise.
+        predictor: What the map is made with.
+        loops: Whether loops take part too.
+        noise: Standard deviation of each speed, as a part of it.
+        stretch_m: Length of the stretches of path whose scales are compared.
+    """
+    true = _mapped(source, out, predictor, loops)
+    times = true.timestamps_s
+    assert times is not None
+    truly = np.linalg.norm(np.diff(true.center, axis=0), axis=1) / np.diff(times)
+    middle = (times[1:] + times[:-1]) / 2
+    moments = np.arange(middle[0], middle[-1], max(0.1, float(np.median(np.diff(times)))))
+    for seed in draws:
+        told = np.interp(moments, middle, truly)
+        told *= 1 + noise * np.random.default_rng(seed).normal(size=len(told))
+        path = out / "speeds.txt"
+        np.savetxt(path, np.stack([moments, np.maximum(told, 0)], 1), fmt="%.4f")
+        summary = _refined(out, loops, PriorSettings(speed=str(path), speed_sigma=noise))
+        with load_map(out) as scene_map:
+            refined = scene_map.trajectory(_NAME)
+        place = true.center[np.searchsorted(true.frames, refined.frames)]
+        rigid, similar = (_ate(refined.center, place, s) for s in (False, True))
+        off = _scale_along(refined.center, place, stretch_m) - 1
+        kind = summary["priors"][0]
+        print(
+            f"{seed}: {kind['priors'] - kind['cut']} of {kind['priors']} speeds kept, scale over "
+            f"{stretch_m:g} m {off.min():+.2%} to {off.max():+.2%}, said to be known to "
+            f"{summary['scale_sigma']:.2%}; SE(3) ATE {rigid:.2f} m, Sim(3) {similar:.2f} m",
+            flush=True,
+        )
+
+
 def _scale_along(estimated: Float, true: Float, stretch_m: float) -> Float:
     """Estimated over true length of the path, over stretches that overlap by three quarters."""
     along, own = (
@@ -587,5 +634,5 @@ def _within(refined: Trajectory, error: Float) -> float:
 
 
 if __name__ == "__main__":
-    commands = (gnss, floor, online, distances, tapes, height, cost)
+    commands = (gnss, floor, online, distances, tapes, height, speeds, cost)
     tyro.extras.subcommand_cli_from_dict({command.__name__: command for command in commands})

@@ -18,6 +18,8 @@ from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.grouping import infer_groups
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.online import estimate_trajectory
+from anchor3r.pose_graph.placement import Knowledge
+from anchor3r.pose_graph.priors import Distances
 from anchor3r.pose_graph.report import Status
 from generated_graphs import SyntheticConfig, SyntheticGraph, synthetic_graph
 from measured_graphs import measure, random_pairs, random_poses, window_pairs
@@ -208,6 +210,32 @@ def test_scales_that_drift_are_followed() -> None:
     assert error_m(refined.camera_from_world, drifting) < 0.09
     assert np.std(refined.log_scale - drifting.log_scale) < 0.005
     assert refined.log_scale[0] == 0
+
+
+def test_speeds_hold_the_scale_all_along_though_windows_agree_on_another() -> None:
+    """Windows whose scales wander smoothly agree with one another far better than with the truth."""
+    rng = np.random.default_rng(5)
+    route = synthetic_graph(SyntheticConfig(num_frames=600, seed=3))
+    edges = route.graph.edges.select(route.graph.edges.kind == EdgeKind.WINDOW)
+    truth = route.camera_from_world.center()
+    wandering = 0.05 * np.sin(np.arange(600) / 40)
+    stretched = np.exp(wandering)[edges.frame_t, None] * edges.translation
+    graph = MotionGraph(replace(edges, translation=stretched))
+    rows = np.stack([np.arange(599), np.arange(1, 600)], 1)
+    way = np.linalg.norm(np.diff(truth, axis=0), axis=1)
+    rows, way = rows[way > 0], way[way > 0]
+    speeds = Distances(
+        rows=rows,
+        length=way * (1 + 0.03 * rng.normal(size=len(way))),
+        information=(0.03 * way)[:, None, None] ** -2.0,
+    )
+    start = estimate_trajectory(graph.edges)
+    config = RefineConfig(scale="free")
+    refined, _ = refine_poses(graph, start, config, known=Knowledge(kinds=(speeds,)))
+    center = refined.camera_from_world.center()
+    for first in range(0, 500, 50):
+        own, true = (np.linalg.norm(np.diff(c[first : first + 51], axis=0), axis=1) for c in (center, truth))
+        assert own.sum() == pytest.approx(true.sum(), rel=0.02)
 
 
 def test_free_scales_cost_little_where_there_is_no_drift(route: SyntheticGraph) -> None:

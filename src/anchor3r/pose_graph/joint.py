@@ -8,6 +8,7 @@ judged first (`verification`), and once more at the end; those that contradict t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -63,10 +64,11 @@ from anchor3r.pose_graph.pose_system import Float, PoseEdges, PoseState
 from anchor3r.pose_graph.priors import (
     BLOCK,
     Directions,
+    Distances,
     Positions,
+    PriorKind,
     PriorSystem,
     Scales,
-    SlowNoise,
     in_rows,
 )
 from anchor3r.pose_graph.report import Report, Status, Stopwatch
@@ -287,18 +289,24 @@ def _averaged_scales(
     return log_scale, joined(carried_ties(edges, topology), walk)
 
 
-def _with_slow_noise(
-    known: Knowledge, drift: MeasuredDrift | None, num_frames: int
-) -> tuple[Knowledge, list[SlowNoise]]:
-    """Priors with the slow noise of a receiver as an unknown, if it was measured; and what is known of it."""
-    index = next((k for k, kind in enumerate(known.kinds) if isinstance(kind, Positions)), None)
-    if drift is None or index is None:
-        return known, []
-    positions: Any = known.kinds[index]
-    if positions.moment_s is None:
-        return known, []
-    knots = SlowNoiseKnots(positions, drift, num_frames)
-    return known.changed(index, knots.added_to), [knots.prior]
+def _slow_noise(known: Knowledge, drift: MeasuredDrift | None, num_frames: int) -> SlowNoiseKnots | None:
+    """Of the receiver of positions, if it was measured."""
+    if drift is None:
+        return None
+    positions: Any = known.kinds[_first_positions(known.kinds)]
+    return None if positions.moment_s is None else SlowNoiseKnots(positions, drift, num_frames)
+
+
+def _log_scale_error(kind: Scales | Distances, alone: PoseState) -> Float:
+    """(k,) by how much what windows alone say is too small."""
+    if isinstance(kind, Scales):
+        return np.asarray(kind.log_scale - alone.log_scale[kind.rows[:, 0]], np.float64)
+    own = kind.length + kind.linearise(alone).residual[:, 0]
+    return np.asarray(np.log(kind.length / np.maximum(own, 1e-12)), np.float64)
+
+
+def _first_positions(kinds: Sequence[PriorKind]) -> int:
+    return next(k for k, kind in enumerate(kinds) if isinstance(kind, Positions))
 
 
 def _with_noise_rows(state: PoseState, noise: Float) -> PoseState:
@@ -336,6 +344,7 @@ class _Refinement:
         self._edges, self._ties, self._config = edges, ties, config
         self._window_inflation = 1.0 if verified is None else verified.window_inflation
         self._verified = verified
+        self._knots: SlowNoiseKnots | None = None
         self.topology = topology
         """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
@@ -398,8 +407,6 @@ class _Refinement:
             self._trust_directions(alone, known, noise_of_windows)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
-        known, noise = _with_slow_noise(known, drift, len(self.topology.frames))
-        start = _with_noise_rows(start, np.zeros((sum(len(kind.rows) for kind in noise), 3)))
         made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
         outcomes: list[Minimisation] = []
 
@@ -433,9 +440,16 @@ class _Refinement:
             linear = quadratic_model(problem_of(system), state, estimator.current()[0])
             return linear, solver_of(state, system)
 
+        num_frames = len(self.topology.frames)
+        knots = self._knots = _slow_noise(known, drift, num_frames)
+        system = PriorSystem(known.kinds, assumed, width=config.width)
+        # Conjugate gradients take twice as long with unknowns that lie beside all frames.
+        if knots is not None and isinstance(solver_of(start, system), DirectSolver):
+            known = known.changed(_first_positions(known.kinds), knots.added_to)
+            start, assumed = _with_noise_rows(start, np.zeros((len(knots.rows), 3))), [*assumed, knots.prior]
         placed = solve_with_priors(
-            start, known.kinds, [*assumed, *noise], solved, model, width=config.width, clock=known.clock,
-            num_frames=len(self.topology.frames), config=config.placement,
+            start, known.kinds, assumed, solved, model,
+            width=config.width, clock=known.clock, num_frames=num_frames, config=config.placement,
         )  # fmt: skip
         return replace(placed, drift=drift), outcomes[-1]
 
@@ -472,9 +486,9 @@ class _Refinement:
         They do not tell how directions drift; so windows count without copies of one another.
         """
         for kind in known.kinds:
-            if isinstance(kind, Scales):
+            if isinstance(kind, Scales | Distances):  # a speed makes a distance from each frame to the next
                 rows = kind.rows[:, 0]
-                rate = drift_rate(kind.log_scale - alone.log_scale[rows], self.topology.frames[rows])
+                rate = drift_rate(_log_scale_error(kind, alone), self.topology.frames[rows])
                 if rate is not None:
                     self._inflate_windows(shared_inflation(self._edges, self.topology, alone))
                     self._loosen_ties(rate)
@@ -548,9 +562,14 @@ class _Refinement:
         # Edges alone are so much worse than they say, not the priors.
         errors = ErrorModel(errors.information / inflation, errors.width_sq / inflation)
         system, shared, num_frames = placed.system, None, len(state.center)
-        state = _with_noise_rows(state, placed.slow_noise)
+        noise = placed.slow_noise
+        if self._knots is not None and not len(noise):  # it is there, too, where it was not solved for
+            index = _first_positions(system.kinds)
+            system = system.with_error(index, self._knots.added_to, self._knots.prior)
+            noise = np.zeros((len(self._knots.rows), 3))
+        state = _with_noise_rows(state, noise)
         if placed.clock_sigma_s and np.isfinite(placed.clock_sigma_s):
-            index = next(k for k, kind in enumerate(system.kinds) if isinstance(kind, Positions))
+            index = _first_positions(system.kinds)
             positions: Any = system.kinds[index]
             shared = system.forces(index, state, (placed.clock_sigma_s * positions.velocity(state))[None])
         problem = PoseProblem(self._pose_edges, self._used, self._ties, _NONE, True, system)

@@ -10,7 +10,7 @@ Shapes: k priors of a kind, d residuals each, e = 1 or 2 frames each, n frames.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -331,6 +331,18 @@ class PriorSystem:
         self._width_sq = width**2
         self.variance_factor = np.ones(len(self.kinds))
         """by which the covariances of each kind are multiplied"""
+
+    def with_error(
+        self, index: int, change: Callable[[Positions], Positions], error: SlowNoise
+    ) -> PriorSystem:
+        """The same with an error of some positions as an unknown, trusting all kinds as this does."""
+        kinds, positions = list(self.kinds), self.kinds[index]
+        assert isinstance(positions, Positions)
+        kinds[index] = change(positions)
+        width = float(np.sqrt(self._width_sq))
+        out = PriorSystem(kinds, [*self._assumed, error], width=width, kept=self.kept)
+        out.variance_factor = self.variance_factor
+        return out
 
     def measure(self, state: PoseState) -> bool:
         """Estimates variance factors from the residuals of a state: medians, so half of them may be wrong.
