@@ -21,7 +21,7 @@ from anchor3r.pipeline.loop_jobs import LoopClosingConfig
 from anchor3r.pipeline.mapper import Mapper, Update
 from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
-from anchor3r.pipeline.settings import MapSettings
+from anchor3r.pipeline.settings import MapSettings, RefineSettings
 from anchor3r.predictors import Predictor, WindowPrediction, WindowStatus
 from anchor3r.predictors.ground_truth import GroundTruthConfig, GroundTruthPredictor
 from anchor3r.sources import Frame, Source, open_source
@@ -160,6 +160,22 @@ def test_refine_measures_no_event_twice(
         offline = {(loop.query, loop.match) for loop in scene_map.loops("offline")}
     assert online & offline
     assert set(measured) == offline - online
+
+
+def test_refine_starts_from_odometry_whatever_was_corrected(
+    looped: tuple[Path, list[Update]], tmp_path: Path
+) -> None:
+    centers = []
+    for name in ("corrected", "not"):
+        out = tmp_path / name
+        shutil.copytree(looped[0], out)
+        if name == "not":
+            with sqlite3.connect(out / "map.sqlite") as database:
+                database.execute("DELETE FROM corrections")
+        refine_map(out, RefineSettings(loops=False), predictor=lambda: GroundTruthPredictor(NOISE))
+        with load_map(out) as scene_map:
+            centers.append(scene_map.trajectory("offline").center)
+    assert_array_equal(*centers)
 
 
 def test_poses_as_first_told_can_be_had(looped: tuple[Path, list[Update]]) -> None:

@@ -57,7 +57,7 @@ def known_places(
     every = max(1, interval // KEYFRAME_INTERVAL)
     is_free = bool(scene_map.parts() or np.isfinite(scene_map.graph().edges.log_scale_ratio).any())
     posed = map_keyframes(scene_map, ONLINE)
-    online = scene_map.trajectory(placed=False)
+    online = scene_map.odometry()
     keyframes = Keyframes(
         frames=np.searchsorted(online.frames, posed.frames),
         descriptor=np.empty((len(posed.frames), 0), np.float32),

@@ -101,7 +101,7 @@ class LoopSearch:
         self._places = config.places
         self._reinsertion, self._threads = config.reinsertion, settings.threads
         self._read_frame, self._progress, self._clock = read_frame, progress, clock
-        self._online = scene_map.trajectory(placed=False)
+        self._online = scene_map.odometry()
         self._descriptor = settings.descriptor or best_descriptor(scene_map)
 
     def ensure(self, predictor: Callable[[], Predictor], choices: LoopChoices, name: str) -> tuple[int, bool]:

@@ -164,12 +164,10 @@ def _solution(
     is_merged, scale = bool(scene_map.parts()), settings.scale
     if is_merged and scale is None:
         scale = "free"  # every map has its own
-    known = gather(
-        settings.priors, scene_map.trajectory(placed=False), graph.frames(), heights, point_reader(scene_map)
-    )
+    known = gather(settings.priors, scene_map.odometry(), graph.frames(), heights, point_reader(scene_map))
     return solve(
         graph,
-        scene_map.trajectory(placed=False),
+        scene_map.odometry(),
         loops,
         event_of_group=event_of_group,
         left_out={loop.event for loop in loops if _is_left_out(loop, settings.method)},
