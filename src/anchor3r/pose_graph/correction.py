@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import so3_exp, so3_log
+from anchor3r.geometry import nearest_rotation, so3_exp, so3_log
 from anchor3r.pose_graph.coarse import Corrections
+from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.trajectory import FramePose, Trajectory
 
 _COLUMNS = 19  # frame, track, component, log scale, source, target, rotation
@@ -116,3 +117,29 @@ class OnlineCorrection:
         return OnlineCorrection(
             frames, track, component, Corrections(rotation, table[:, 4:7], table[:, 7:10], table[:, 3])
         )
+
+
+def smoothly_moved(poses: PoseState, target: PoseState, track: NDArray[np.int64], reach: int) -> PoseState:
+    """Poses (n,) of consecutive frames moved to where `target` has them, in the mean over their neighbours.
+
+    Each frame is moved by the similarities that take frames nearer than `reach` to their targets, the nearer
+    ones counting more. track: (n,) component of the poses, each of which is moved by itself.
+    """
+    turn = np.swapaxes(target.rotation, 1, 2) @ poses.rotation
+    growth = target.log_scale - poses.log_scale
+    weight, center, mean_growth = np.zeros(len(track)), np.zeros((len(track), 3)), np.zeros(len(track))
+    mean_turn = np.zeros((len(track), 3, 3))
+    for offset in range(1 - reach, reach):
+        k = np.arange(max(0, -offset), min(len(track), len(track) - offset))
+        k = k[track[k] == track[k + offset]]
+        by, share = k + offset, 1 - abs(offset) / reach
+        arm = (turn[by] @ (poses.center[k] - poses.center[by])[..., None])[..., 0]
+        center[k] += share * (target.center[by] + np.exp(growth[by])[:, None] * arm)
+        mean_turn[k] += share * turn[by]
+        mean_growth[k] += share * growth[by]
+        weight[k] += share
+    return PoseState(
+        poses.rotation @ np.swapaxes(nearest_rotation(mean_turn), 1, 2),
+        center / weight[:, None],
+        poses.log_scale + mean_growth / weight,
+    )

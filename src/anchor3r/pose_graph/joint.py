@@ -27,6 +27,7 @@ from anchor3r.pose_graph.averaging.scales import (
     tracks_of,
     walk_ties,
 )
+from anchor3r.pose_graph.correction import smoothly_moved
 from anchor3r.pose_graph.covariance import pose_covariances, shared_inflation, without_copies
 from anchor3r.pose_graph.drift import WindowNoise, independent_rotation_rate, window_noise
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
@@ -195,9 +196,11 @@ def refine_poses(
     placed, alone = None, _alone(state, verified, log_scale)
     if known is not None:
         placed, outcome = refinement.place(state, known, alone)
-    back = placed.state if placed else _back_in_gauge(state, PoseState.of(initial), refinement.topology)
+    shaped = state if placed else refinement.shaped_by_windows(state, alone)
+    back = placed.state if placed else _back_in_gauge(shaped, PoseState.of(initial), refinement.topology)
     verdicts = None if verified is None else verified.verdicts
-    covariance = refinement.covariance(back, placed, alone) if with_covariance else None
+    solved = back if placed else state
+    covariance = refinement.covariance(solved, placed, alone) if with_covariance else None
     return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
@@ -341,10 +344,11 @@ class _Refinement:
         config: RefineConfig,
         verified: Verification | None,
     ) -> None:
-        self._edges, self._ties, self._config = edges, ties, config
+        self.edges, self._ties, self._config = edges, ties, config
         self._window_inflation = 1.0 if verified is None else verified.window_inflation
         self._verified = verified
         self._knots: SlowNoiseKnots | None = None
+        self._alone: tuple[_Refinement, PoseState] | None = None
         self.topology = topology
         """as the edges that take part join the frames"""
         self._pose_edges = PoseEdges(
@@ -368,7 +372,7 @@ class _Refinement:
         )
         width = config.width if config.loss == "gm" else np.inf
         self._estimator = estimator = ErrorModelEstimator(
-            self._edges, self._pose_edges, self._used, width=width,
+            self.edges, self._pose_edges, self._used, width=width,
             window_inflation=self._window_inflation,
         )  # fmt: skip
         if is_start and len(starts) == 1:
@@ -471,12 +475,12 @@ class _Refinement:
         )  # fmt: skip
 
     def _window_noise(self, alone: PoseState) -> WindowNoise:
-        edges = in_one_scale(self._edges, alone.log_scale, self.topology)
+        edges = in_one_scale(self.edges, alone.log_scale, self.topology)
         return window_noise(edges, self.topology, alone.poses(), is_free=True)
 
     def _trust_windows(self, drift: MeasuredDrift, expected: WindowNoise) -> None:
         """Makes window edges, and what they tell of scales, as uncertain as odometry really drifts."""
-        independent = independent_rotation_rate(self._edges, self.topology, expected)
+        independent = independent_rotation_rate(self.edges, self.topology, expected)
         self._inflate_windows(max(1.0, (drift.rotation_rate / independent) ** 2))
         self._loosen_ties(drift.scale_rate)
 
@@ -490,7 +494,7 @@ class _Refinement:
                 rows = kind.rows[:, 0]
                 rate = drift_rate(_log_scale_error(kind, alone), self.topology.frames[rows])
                 if rate is not None:
-                    self._inflate_windows(shared_inflation(self._edges, self.topology, alone))
+                    self._inflate_windows(shared_inflation(self.edges, self.topology, alone))
                     self._loosen_ties(rate)
 
     def _trust_directions(self, alone: PoseState, known: Knowledge, noise: WindowNoise) -> None:
@@ -503,14 +507,14 @@ class _Refinement:
             across = np.linalg.svd(np.median(down, 0)[None])[2][1:]  # (2, 3)
             rates = [drift_rate(down @ axis, self.topology.frames[rows]) for axis in across]
             rate = float(np.sqrt(np.mean([value**2 for value in rates if value is not None] or [0.0])))
-            expected = independent_rotation_rate(self._edges, self.topology, noise)
+            expected = independent_rotation_rate(self.edges, self.topology, noise)
             self._inflate_windows(max(self._window_inflation, (rate / expected) ** 2))
 
     def _inflate_windows(self, inflation: float) -> None:
         self._window_inflation = inflation
         width = self._config.width if self._config.loss == "gm" else np.inf
         self._estimator = ErrorModelEstimator(
-            self._edges, self._pose_edges, self._used, width=width, window_inflation=inflation
+            self.edges, self._pose_edges, self._used, width=width, window_inflation=inflation
         )
 
     def _loosen_ties(self, scale_rate: float) -> None:
@@ -539,22 +543,42 @@ class _Refinement:
             n, loop_copies = self._verified.num_revisits, self._verified.loop_copies
             told = self._verified.revisit_inflation
             windows = windows ** (1 / (n + 1)) * told ** (n / (n + 1))
-        is_window = self._edges.kind == EdgeKind.WINDOW
+        is_window = self.edges.kind == EdgeKind.WINDOW
         # Windows count for less in the solution already, relative to loops as if those had no copies.
         factor = np.where(is_window, windows / self._window_inflation, loop_copies)
         problem, errors = without_copies(self._problem, state, errors, factor, windows)
         return pose_covariances(problem, state, errors, self.topology.component, inflation)
 
+    def shaped_by_windows(self, state: PoseState, alone: PoseState) -> PoseState:
+        """The poses that `run` has found, from frame to frame as windows alone have them.
+
+        What windows err by and share wanders slowly, and so does what loops have to make up for. Windows that
+        are trusted less beside loops also hold single frames less, which every loop edge then pulls out of
+        line; so the correction is averaged over the reach of a window.
+        """
+        if self._window_inflation <= 1:
+            return state
+        windows, by_windows = self._windows_alone(alone)
+        is_window = self._used & (self.edges.kind == EdgeKind.WINDOW)
+        reach = int(np.ceil(np.median(np.abs(self.topology.i - self.topology.t)[is_window])))
+        return smoothly_moved(by_windows, state, windows.topology.component, reach)
+
     def _copies_of_windows(self, state: PoseState, alone: PoseState) -> float:
         """How many times larger variances of windows are than if their errors were independent."""
-        is_window = self._edges.kind == EdgeKind.WINDOW
-        if is_window[self._used].all():
-            return shared_inflation(self._edges, self.topology, state)
-        edges = replace(self._edges, weight=np.where(is_window, self._edges.weight, 0.0))
-        config = replace(self._config, max_iterations=_MAX_ALONE, relative_tolerance=_TOLERANCE_ALONE)
-        windows = _Refinement(edges, self.topology, _near(self._ties), config, None)
-        alone, _ = windows.run([alone])
-        return shared_inflation(edges, windows.topology, alone)
+        if (self.edges.kind == EdgeKind.WINDOW)[self._used].all():
+            return shared_inflation(self.edges, self.topology, state)
+        windows, alone = self._windows_alone(alone)
+        return shared_inflation(windows.edges, windows.topology, alone)
+
+    def _windows_alone(self, alone: PoseState) -> tuple[_Refinement, PoseState]:
+        """The problem without loops, and its solution."""
+        if self._alone is None:
+            is_window = self.edges.kind == EdgeKind.WINDOW
+            edges = replace(self.edges, weight=np.where(is_window, self.edges.weight, 0.0))
+            config = replace(self._config, max_iterations=_MAX_ALONE, relative_tolerance=_TOLERANCE_ALONE)
+            windows = _Refinement(edges, self.topology, _near(self._ties), config, None)
+            self._alone = windows, windows.run([alone])[0]
+        return self._alone
 
     def _placed_covariance(self, state: PoseState, placed: Placed) -> NDArray[np.float64] | None:
         """(n, 6, 6) of the poses that `place` has found, in the world of the priors."""
