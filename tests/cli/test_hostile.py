@@ -549,7 +549,7 @@ def test_poses_that_could_not_be_read_back_are_not_kept(copied: Path) -> None:
 
 PRIORS = {
     "directions": "frame,heading,heading_sigma\n1,10,%s\n5,10,2\n",
-    "surveyed": "0 0 0 0 %s\n3 0 3 0 1\n7 0 7 0 1\n9 1 9 0 1\n",
+    "surveyed": "0 0 0 0 %s\n3 0 0 30 1\n7 0 0 70 1\n9 10 0 90 1\n",
     "gnss": "time,x,y,z,sigma\n" + "".join(f"{k / 10},0,{k},0,%s\n" for k in range(10)),
 }
 

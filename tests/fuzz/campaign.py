@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -109,6 +110,8 @@ def run_all(recipes: list[Recipe], jobs: int, work: Path, material: Path) -> lis
                 run_share(recipes, share, jobs, work, material)
                 code = 0
             finally:
+                if code:
+                    traceback.print_exc()
                 sys.stdout.flush()
                 os._exit(code)
         children.append(child)

@@ -44,10 +44,11 @@ def _command(*arguments: str | Path) -> None:
 
 
 def _maps(folder: Path) -> None:
-    _command("map", WORLD, "--predictor", "ground-truth:0.1,0.01", "--out", folder / "map")
+    exact = ["--predictor", "ground-truth:0.1,0.01"]
+    _command("map", WORLD, *exact, "--loops", "off", "--out", folder / "map")
     _command("refine", folder / "map", "--keyframe-interval", "2", "--descriptor", "gradients")
     _add_loops(folder / "map")
-    _command("map", WORLD, "--seed", "1", "--predictor", "ground-truth:0.1,0.01", "--out", folder / "other")
+    _command("map", WORLD, *exact, "--seed", "1", "--out", folder / "other")
     _command("merge", folder / "map", folder / "other", "--out", folder / "both")
     _command("localise", folder / "map", WORLD, "--stop", "2", "--out", folder / "found.tum")
     _command("densify", folder / "map", "--every", "4", "--threads", "1", "--no-fuse")
