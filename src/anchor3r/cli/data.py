@@ -107,14 +107,17 @@ def check(
         with replacing(out) as file:
             Image.fromarray(draw_pairs(drawn)).save(file, "PNG")
         print(f"{out}: pairs, warped pictures and their differences")
+    failure = None
+    if not result.right:
+        failure = f"{root} does not hold together as {index.dataset.card.title}; see above"
     told = {
         "root": root, "sequences": len(index.entries), "unusable": [reason for _, reason in index.broken],
         "pairs": result.num_pairs, "given": result.given, "random": result.random, "blamed": result.blamed,
-        "right": result.right, "picture": out,
+        "right": result.right, "failure": failure, "picture": out,
     }  # fmt: skip
-    if not result.right:
+    if failure is not None:
         print_json("data-check", told)
-        raise Anchor3RError(f"{root} does not hold together as {index.dataset.card.title}; see above")
+        raise Anchor3RError(failure)
     return told
 
 

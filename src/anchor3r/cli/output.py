@@ -69,7 +69,9 @@ SCHEMAS: dict[str, tuple[str, ...]] = {
     "world": ("folder", "frames", "kind", "motion"),
     "train": ("runs", "cost"),
     "data-list": ("root", "sets"),
-    "data-check": ("root", "sequences", "unusable", "pairs", "given", "random", "blamed", "right", "picture"),
+    "data-check": (
+        "root", "sequences", "unusable", "pairs", "given", "random", "blamed", "right", "failure", "picture",
+    ),
     "data-pack": ("root", "out", "shards"),
     "convert": ("model", "out", "parameters", "parts"),
     "doctor": ("healthy", "checks"),
