@@ -25,13 +25,6 @@ _FLAGS = (
     "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--mute-audio", "--remote-debugging-port=0", "--window-size=900,560",
 )  # fmt: skip
-_FEWER_PICTURES = """
-const soon = window.requestAnimationFrame.bind(window);
-window.requestAnimationFrame = (draw) => setTimeout(() => soon(draw), 100);
-window.cancelAnimationFrame = clearTimeout;
-"""
-"""Pages draw as often as they can, and here it is the processor that draws: on a quiet machine they would
-keep every core busy all the time. Ten pictures a second show as much."""
 _FEW_PIXELS = 60
 PATIENCE_S = 40.0
 """Longest wait for anything; what a busy machine does in a few seconds never comes if it has not by then."""
@@ -87,7 +80,6 @@ class Page:
         """What the page complained about in its console."""
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-        self.call("Page.addScriptToEvaluateOnNewDocument", source=_FEWER_PICTURES)
         self.call("Page.navigate", url=url)
         while self._received().get("method") != "Page.loadEventFired":
             pass

@@ -52,6 +52,7 @@ class MapServer:
         self._clicks: queue.SimpleQueue[viser.SceneClickEvent] = queue.SimpleQueue()
         self._marks: list[PickedPoint] = []
         self._pixels: list[tuple[int, int] | None] = []
+        self._played_s = -np.inf
         self._refreshed_s = self._grown_s = -np.inf
         self._is_read = False
         # Poses and points when it was last chosen where new clients look from.
@@ -89,7 +90,8 @@ class MapServer:
     def step(self) -> bool:
         """Waits for something to do and does it; says whether there is more to do at once."""
         playing = self._panel.play.value
-        changed = self._changed.wait(0 if not self._is_read else _PLAY_S if playing else _POLL_S)
+        until_next = max(0.0, self._played_s + _PLAY_S - time.monotonic())
+        changed = self._changed.wait(0 if not self._is_read else until_next if playing else _POLL_S)
         self._changed.clear()
         try:
             fresh = self._refresh()
@@ -98,9 +100,12 @@ class MapServer:
             self._panel.say(f"**{error}**")
             self._is_read = True
             return False
-        if playing:
+        # What plays changes the panel, too, which is no reason to play on at once.
+        advances = playing and time.monotonic() - self._played_s >= _PLAY_S
+        if advances:
             self._panel.advance()
-        if fresh or built or changed or playing or not self._num_placed:
+            self._played_s = time.monotonic()
+        if fresh or built or changed or advances or not self._num_placed:
             self._show()
         self._measure()
         self._say()
