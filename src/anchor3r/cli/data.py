@@ -97,11 +97,7 @@ def check(
     order = np.random.default_rng(seed).permutation(len(index.entries))[:sequences]
     recordings = [index.recording(index.entries[k].name) for k in order]
     result, drawn = check_recordings(recordings, pairs_each=pairs, seed=seed)
-    print(f"{len(index.entries)} sequences of {index.dataset.card.title} in {root}")
-    for _, reason in index.broken[:5]:
-        print(f"  unusable: {reason}")
-    if len(index.broken) > 5:
-        print(f"  and {len(index.broken) - 5} more")
+    _tell_sequences(index, root)
     print(result.in_words())
     if out is not None:
         with replacing(out) as file:
@@ -119,6 +115,14 @@ def check(
         print_json("data-check", told)
         raise Anchor3RError(failure)
     return told
+
+
+def _tell_sequences(index: SetIndex, root: Path) -> None:
+    print(f"{len(index.entries)} sequences of {index.dataset.card.title} in {root}")
+    for _, reason in index.broken[:5]:
+        print(f"  unusable: {reason}")
+    if len(index.broken) > 5:
+        print(f"  and {len(index.broken) - 5} more")
 
 
 def pack(

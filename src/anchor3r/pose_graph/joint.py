@@ -196,11 +196,10 @@ def refine_poses(
     placed, alone = None, _alone(state, verified, log_scale)
     if known is not None:
         placed, outcome = refinement.place(state, known, alone)
-    shaped = state if placed else refinement.shaped_by_windows(state, alone)
-    back = placed.state if placed else _back_in_gauge(shaped, PoseState.of(initial), refinement.topology)
+        state = placed.state
+    back = state if placed else refinement.in_gauge_of(PoseState.of(initial), state, alone)
     verdicts = None if verified is None else verified.verdicts
-    solved = back if placed else state
-    covariance = refinement.covariance(solved, placed, alone) if with_covariance else None
+    covariance = refinement.covariance(state, placed, alone) if with_covariance else None
     return RefinedPoses(back.poses(), back.log_scale, verdicts, placed, covariance), Report(
         status=outcome.status, iterations=outcome.iterations, cost=outcome.cost,
         initial_cost=outcome.initial_cost, num_frames=n, num_edges=len(edges),
@@ -548,6 +547,10 @@ class _Refinement:
         factor = np.where(is_window, windows / self._window_inflation, loop_copies)
         problem, errors = without_copies(self._problem, state, errors, factor, windows)
         return pose_covariances(problem, state, errors, self.topology.component, inflation)
+
+    def in_gauge_of(self, initial: PoseState, state: PoseState, alone: PoseState) -> PoseState:
+        """The answer that `run` leads to, with the first frame of each component where it was initially."""
+        return _back_in_gauge(self.shaped_by_windows(state, alone), initial, self.topology)
 
     def shaped_by_windows(self, state: PoseState, alone: PoseState) -> PoseState:
         """The poses that `run` has found, from frame to frame as windows alone have them.
