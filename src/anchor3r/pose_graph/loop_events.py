@@ -34,6 +34,7 @@ Bool = NDArray[np.bool_]
 _FEW = 5  # pairs of neighbouring events that say nothing about the noise of events
 _LEAST_SCALE_SIGMA = 1e-3
 _NO_SCALE_SIGMA = 1e3  # of an event that does not tell its scale
+_EXPECTED_LOG_SCALE = 0.5  # standard deviation of a group's log scale over odometry's, before it is measured
 
 
 class LoopGroups(NamedTuple):
@@ -98,7 +99,8 @@ def condense_groups(
     odometry_center = np.ascontiguousarray(odometry.center()[member])
     if is_free:
         seen = np.ascontiguousarray(measured.inverse().translation)
-        _scale_of_groups(start, odometry_center, seen, log_scale, scale_sigma)
+        axes = np.swapaxes(odometry.rotation[member], 1, 2) @ measured.rotation
+        _scale_of_groups(start, odometry_center, seen, axes, log_scale, scale_sigma)
         told = np.nan_to_num(edges.log_scale_sigma[loops[start[:-1]]])
         scale_sigma = np.hypot(np.maximum(scale_sigma, _LEAST_SCALE_SIGMA), told)
     grown = np.exp(np.repeat(log_scale, np.diff(start)))[:, None] * measured.translation
@@ -143,26 +145,51 @@ def _promised(edges: Edges, loops: Int, start: Int) -> Float:
 
 
 @kernel
-def _scale_of_groups(start: Int, center: Float, seen: Float, log_scale: Float, sigma: Float) -> None:
-    """Log of the members' distances by odometry (center) over those in the group (seen), and its spread."""
+def _scale_of_groups(
+    start: Int, center: Float, seen: Float, axes: Float, log_scale: Float, sigma: Float
+) -> None:
+    """Log of the members' distances by odometry (center) over those in the group (seen), and its spread.
+
+    axes (m, 3, 3): world_from_anchor rotation by each edge. Where members hardly move, distances are noise,
+    which makes them longer by as much as they fall short of pointing the same way: that is part of the
+    spread, and an estimate that is no better than what is expected anyhow gives way to that.
+    """
+    expected = _EXPECTED_LOG_SCALE**2
     for g in range(len(start) - 1):
-        first, end = start[g], start[g + 1]
-        ratio, size = np.empty((end - first) * (end - first)), np.empty((end - first) * (end - first))
-        count = 0
-        for a in range(first, end):
-            for b in range(a + 1, end):
-                far = so3.norm_sq(so3.load3(center[a] - center[b]))
-                near = so3.norm_sq(so3.load3(seen[a] - seen[b]))
-                if far > 0 and near > 0:
-                    ratio[count], size[count] = 0.5 * np.log(far / near), far
-                    count += 1
-        if count < 3:
+        far_sq, near_sq, along = _distances_of_group(start[g], start[g + 1], center, seen, axes)
+        if len(far_sq) < 3:
             continue
-        # Short distances are noise: those of the longer half tell.
-        long = ratio[:count][size[:count] >= np.median(size[:count])]
-        log_scale[g] = np.median(long)
-        spread = 1.4826 * np.median(np.abs(long - log_scale[g]))
-        sigma[g] = 1.2533 * spread / np.sqrt(min(len(long), end - first))
+        ratio, num_members = 0.5 * np.log(far_sq / near_sq), start[g + 1] - start[g]
+        alike = along.sum() / np.sqrt(far_sq.sum() * near_sq.sum())
+        alike -= 2 * (1 - alike**2) / np.sqrt(3 * (num_members - 1))  # by chance it may be less
+        log_scale[g], sigma[g] = 0.0, _EXPECTED_LOG_SCALE
+        if alike > 0:
+            measured = np.median(ratio)
+            spread = 1.4826 * np.median(np.abs(ratio - measured))
+            variance = (1.2533 * spread) ** 2 / min(len(ratio), num_members) + np.log(min(alike, 1.0)) ** 2
+            trust = expected / (expected + variance)
+            log_scale[g], sigma[g] = trust * measured, np.sqrt(trust * variance)
+
+
+@kernel
+def _distances_of_group(
+    first: int, end: int, center: Float, seen: Float, axes: Float
+) -> tuple[Float, Float, Float]:
+    """Squares of the distances between members of edges first to end, by odometry and in the group, and the
+    products of both as vectors; of the longer half, since short distances are noise."""
+    out, count = np.empty((3, (end - first) * (end - first))), 0
+    for a in range(first, end):
+        world_from_anchor = so3.load33(axes[a])
+        for b in range(a + 1, end):
+            far = so3.load3(center[a] - center[b])
+            near = so3.apply(world_from_anchor, so3.load3(seen[a] - seen[b]))
+            if so3.norm_sq(far) > 0 and so3.norm_sq(near) > 0:
+                out[0, count], out[1, count] = so3.norm_sq(far), so3.norm_sq(near)
+                out[2, count] = far[0] * near[0] + far[1] * near[1] + far[2] * near[2]
+                count += 1
+    far_sq, near_sq, along = out[0, :count], out[1, :count], out[2, :count]
+    is_long = far_sq >= np.median(far_sq) if count else far_sq > 0
+    return far_sq[is_long], near_sq[is_long], along[is_long]
 
 
 @kernel
