@@ -121,12 +121,7 @@ def solve(
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
         taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
-        loops = [
-            replace(loop, state=LoopState.UNVERIFIED)
-            if loop.event in taken and not loop.state.is_by_hand
-            else loop
-            for loop in loops
-        ]
+        loops = [_unverified(loop) if loop.event in taken else loop for loop in loops]
     used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(taken)))
     return Solution(
         trajectory=_trajectory(online, edges, used, solved),
@@ -163,6 +158,11 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     figures = {name: float(getattr(verdict, name)) for name in _FIGURES}
     state = STATE_OF_VERDICT.get(verdict.verdict, loop.state)
     return replace(loop, state=state, figures={**loop.figures, **figures})
+
+
+def _unverified(loop: Loop) -> Loop:
+    """The event as the paper's averaging takes it, which judges none."""
+    return loop if loop.state.is_by_hand else replace(loop, state=LoopState.UNVERIFIED)
 
 
 def _joint(
