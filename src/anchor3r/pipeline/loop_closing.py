@@ -45,9 +45,9 @@ from anchor3r.predictors.interface import Predictor
 from anchor3r.store import AT_END, LoopClosing, Map
 from anchor3r.trajectory import FramePose
 
-LONGEST_STEP = 2.5
+LONGEST_STEP = 2.2
 """Steps of typical length that a frame takes at most, if it can, while it waits for a job that is late: so
-none takes three."""
+none takes three, though steps are longer in some places than in others."""
 
 
 @dataclass(frozen=True)
