@@ -261,12 +261,12 @@ class MapWriter:
         if not self._may_be_ended:
             return
         self._may_be_ended = False
-        for table in ("corrections", "placements"):
-            self._database.execute(f"DELETE FROM {table} WHERE frame > ?", (self.last_frame,))
         ended = self._database.execute(
             f"SELECT search FROM searches WHERE complete AND json_extract(identity, '$.{AT_END}')"
         ).fetchall()
         for (search,) in ended:
+            for table in ("corrections", "placements"):
+                self._database.execute(f"DELETE FROM {table} WHERE frame > ?", (self.last_frame,))
             self._forget_loops(search)
             self._database.execute("UPDATE searches SET complete = 0 WHERE search = ?", (search,))
 
