@@ -130,6 +130,12 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]
     return out, stream(out)
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]]:
+    out = tmp_path_factory.mktemp("ended") / "map"
+    return out, stream(out, stop=None)
+
+
 def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) -> None:
     out, updates = looped
     assert error_m(out, "online") < 0.7 * error_m(out, "odometry")
@@ -149,11 +155,12 @@ def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) ->
         assert_allclose(last.corrections.apply(scene_map.odometry()).center, held.center)
 
 
+@pytest.mark.parametrize("run", ["looped", "ended"])
 def test_refine_measures_no_event_twice(
-    looped: tuple[Path, list[Update]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "map"
-    shutil.copytree(looped[0], out)
+    shutil.copytree(request.getfixturevalue(run)[0], out)
     with load_map(out) as scene_map:
         online = {(loop.query, loop.match) for loop in scene_map.loops()}
     measured: list[tuple[int, int]] = []
@@ -212,12 +219,6 @@ def test_resumed_run_gives_same_bits(looped: tuple[Path, list[Update]], tmp_path
         assert update.pose is not None
         assert expected is not None
         assert_array_equal(update.pose.center, expected.center)
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]]:
-    out = tmp_path_factory.mktemp("ended") / "map"
-    return out, stream(out, stop=None)
 
 
 def test_end_of_a_stream_is_as_good_as_refined(
