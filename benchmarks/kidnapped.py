@@ -182,7 +182,7 @@ def _run(world: World, case: Case, folder: Path, predictor: str) -> dict[str, An
         MappingRun(source, predictor_of(settings), folder, settings) as run,
     ):
         for update in run:
-            component[update.frame] = update.component
+            component.setdefault(update.frame, update.component)  # the last one may be told twice
             if component.get(update.frame - SETTLED, -1) == 0 and update.frame - SETTLED >= cut:
                 break
     after = [frame for frame in component if frame >= cut]

@@ -584,8 +584,9 @@ class TestWords:
         assert run("map", SMALL, "--out", tmp_path / "m", *EXACT)[2] == ""
         monkeypatch.setattr(progress_module, "SECONDS_BETWEEN_LINES", 0.0)
         lines = run("map", SMALL, "--out", tmp_path / "n", *EXACT)[2].splitlines()
-        assert lines[-1].startswith("mapping: 12 of 12 frames, ")
-        assert "frames/s, 0:00 left" in lines[-1]
+        assert lines[-2].startswith("mapping: 12 of 12 frames, ")
+        assert "frames/s, 0:00 left" in lines[-2]
+        assert lines[-1].startswith("closing loops: ")
 
     def test_a_stage_has_its_own_total_and_rate(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

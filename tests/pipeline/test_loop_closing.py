@@ -63,22 +63,31 @@ class Blinded(GroundTruthPredictor):
 
 
 def stream(
-    out: Path, *, stop: int = NUM_FRAMES, predictor: Predictor | None = None, resume: bool = False
+    out: Path,
+    *,
+    stop: int | None = NUM_FRAMES,
+    num_frames: int = NUM_FRAMES,
+    predictor: Predictor | None = None,
+    resume: bool = False,
+    config: LoopClosingConfig | None = None,
 ) -> list[Update]:
-    """Maps circles with loops closed online; a resumed run goes on with what is there."""
+    """Maps circles with loops closed online; a resumed run goes on with what is there.
+
+    stop: frames after which the run is broken off; None lets the stream end.
+    """
     predictor = predictor or GroundTruthPredictor(NOISE)
     make = MapWriter.resume if resume else MapWriter.create
     with make(out, config=StoreConfig(snapshot_frames=23)) as store:
-        config = LoopClosingConfig()
+        config = config or LoopClosingConfig()
         search, _ = store.begin_search({"online": asdict(config)})
         store.begin_places(places_identity())
         closer = LoopCloser(out, lambda: GroundTruthPredictor(NOISE), search, config)
         mapper = Mapper(predictor, store, closer=closer)
         try:
             updates = []
-            for update in mapper.run(LoopingSource(NUM_FRAMES)):
+            for update in mapper.run(LoopingSource(num_frames)):
                 updates.append(update)
-                if update.frame == stop - 1:
+                if stop is not None and update.frame == stop - 1:
                     break
             return updates
         finally:
@@ -121,6 +130,12 @@ def looped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]
     return out, stream(out)
 
 
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Update]]:
+    out = tmp_path_factory.mktemp("ended") / "map"
+    return out, stream(out, stop=None)
+
+
 def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) -> None:
     out, updates = looped
     assert error_m(out, "online") < 0.7 * error_m(out, "odometry")
@@ -140,11 +155,12 @@ def test_loops_closed_online_correct_poses(looped: tuple[Path, list[Update]]) ->
         assert_allclose(last.corrections.apply(scene_map.odometry()).center, held.center)
 
 
+@pytest.mark.parametrize("run", ["looped", "ended"])
 def test_refine_measures_no_event_twice(
-    looped: tuple[Path, list[Update]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "map"
-    shutil.copytree(looped[0], out)
+    shutil.copytree(request.getfixturevalue(run)[0], out)
     with load_map(out) as scene_map:
         online = {(loop.query, loop.match) for loop in scene_map.loops()}
     measured: list[tuple[int, int]] = []
@@ -203,6 +219,53 @@ def test_resumed_run_gives_same_bits(looped: tuple[Path, list[Update]], tmp_path
         assert update.pose is not None
         assert expected is not None
         assert_array_equal(update.pose.center, expected.center)
+
+
+def test_end_of_a_stream_is_as_good_as_refined(
+    looped: tuple[Path, list[Update]], ended: tuple[Path, list[Update]], tmp_path: Path
+) -> None:
+    """The last frame is told twice: all poses have moved once more. What was told before is not touched."""
+    out, updates = ended
+    assert [update.frame for update in updates] == [*range(NUM_FRAMES), NUM_FRAMES - 1]
+    last = updates[-1]
+    assert last.pose is not None
+    with load_map(out) as scene_map, load_map(looped[0]) as streamed:
+        held = scene_map.trajectory()
+        assert last.corrections is not None
+        assert_allclose(last.corrections.apply(scene_map.odometry()).center, held.center)
+        assert_allclose(last.pose.center, held.center[-1])
+        assert_array_equal(scene_map.as_first_told().center, streamed.as_first_told().center)
+        assert_array_equal(scene_map.odometry().center, streamed.odometry().center)
+        queries = {loop.query for loop in scene_map.loops() if loop.accepted}
+        assert queries > {loop.query for loop in streamed.loops() if loop.accepted}
+        assert max(queries) > NUM_FRAMES - LoopClosingConfig().latency  # which no job could apply
+    refined = tmp_path / "map"
+    shutil.copytree(looped[0], refined)
+    refine_map(refined, predictor=lambda: GroundTruthPredictor(NOISE))
+    assert error_m(out, "online") < 1.1 * error_m(refined, "offline")
+    assert error_m(out, "online") < error_m(looped[0], "online")
+
+
+def test_stream_that_goes_on_forgets_its_end(ended: tuple[Path, list[Update]], tmp_path: Path) -> None:
+    out = tmp_path / "map"
+    stream(out, stop=None, num_frames=2 * ROUND)
+    with load_map(out) as scene_map:
+        assert scene_map.trajectory().center[-1].tolist() != scene_map.odometry().center[-1].tolist()
+    stream(out, stop=None, resume=True)
+    assert content(out) == content(ended[0])
+    # One that has nothing to add keeps it: nothing is measured again.
+    assert stream(out, stop=None, resume=True) == []
+    assert content(out) == content(ended[0])
+
+
+def test_long_stream_ends_on_the_coarse_graph(ended: tuple[Path, list[Update]], tmp_path: Path) -> None:
+    config = LoopClosingConfig(max_averaged=NUM_FRAMES - 1, max_events=8)
+    last = stream(tmp_path / "map", stop=None, config=config)[-1]
+    assert last.corrections is not None
+    assert len(last.corrections.frames) <= NUM_FRAMES / 10 + 1
+    with load_map(tmp_path / "map") as scene_map:
+        assert 4 <= len(scene_map.loops()) <= 8
+    assert error_m(tmp_path / "map", "online") < 0.7 * error_m(tmp_path / "map", "odometry")
 
 
 def test_lost_camera_is_found_again(tmp_path: Path) -> None:
@@ -277,8 +340,11 @@ def test_places_close_loops_and_resume_to_the_same_bits(tmp_path: Path) -> None:
     run(parts, resume=True)
     assert content(parts) == content(whole)
     with load_map(whole) as scene_map, load_map(parts) as again:
-        loops = scene_map.loops()
+        loops = scene_map.search_loops(scene_map.searches()[0])
         assert any(loop.accepted and "covered" in loop.figures for loop in loops)
+        # In the end windows measure what features have found.
+        assert any(loop.accepted and "similarity" in loop.figures for loop in scene_map.loops())
+        assert {loop.query for loop in loops if loop.accepted} <= {loop.query for loop in scene_map.loops()}
         assert len(scene_map.place_frames()) >= 76
         for frame in scene_map.place_frames().tolist():
             assert frame % 5 == 0

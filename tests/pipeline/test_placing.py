@@ -255,19 +255,22 @@ def write_local(path: Path, track: PositionedPath) -> None:
     path.write_text("\n".join(["time,x,y,z,sigma", *rows]))
 
 
+def stretched(factor: float) -> OnlineCorrection:
+    """By loops that were closed: everything about frame 0."""
+    moves = Corrections(np.eye(3)[None], np.zeros((1, 3)), np.zeros((1, 3)), np.log([factor]))
+    start = np.array([0])
+    return OnlineCorrection(start, start, start, moves)
+
+
 def test_closed_loops_move_the_positions_that_were_seen(tmp_path: Path) -> None:
-    """A path that loops stretch by two is placed anew with half the scale, at once."""
+    """A path that loops stretch by two is placed anew with half the scale, at once; after its end too."""
     path = straight(60, 10.0, 0.1, 0, 2.0)
     write_local(tmp_path / "p.csv", path)
     placer = OnlinePlacer(PositionSettings(gnss=str(tmp_path / "p.csv")))
     told: list[OnlinePlacement] = []
     for k in range(60):
         pose = FramePose(frame=k, rotation=path.rotation[k], center=path.center[k])
-        correction = None
-        if k == 55:
-            moves = Corrections(np.eye(3)[None], np.zeros((1, 3)), np.zeros((1, 3)), np.log([2.0]))
-            start = np.array([0])
-            correction = OnlineCorrection(start, start, start, moves)
+        correction = stretched(2.0) if k == 55 else None
         center = path.center[k] * (2 if k >= 55 else 1)
         event = placer.observe(float(k), k, [pose], [replace(pose, center=center)], correction)
         told += [] if event is None else [event]
@@ -280,6 +283,10 @@ def test_closed_loops_move_the_positions_that_were_seen(tmp_path: Path) -> None:
     assert told[0].scale == pytest.approx(10, rel=0.02)
     assert told[-1].scale == pytest.approx(5, rel=0.02)
     assert told[-1].datum is None
+    amended = placer.amend(stretched(4.0))
+    assert amended is not None
+    assert amended.scale == pytest.approx(2.5, rel=0.02)
+    assert OnlinePlacer(PositionSettings(gnss=str(tmp_path / "p.csv"))).amend(stretched(4.0)) is None
 
 
 def test_many_positions_are_thinned_and_still_tell(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Poses that are moved by the mean of what their neighbours are moved by."""
+"""Corrections of odometry, and poses that are moved by the mean of what their neighbours are moved by."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from anchor3r.geometry import SE3, so3_exp
-from anchor3r.pose_graph.correction import smoothly_moved
+from anchor3r.pose_graph.correction import OnlineCorrection, smoothly_moved
 from anchor3r.pose_graph.edges import EdgeKind, Edges, MotionGraph
 from anchor3r.pose_graph.joint import RefineConfig, refine_poses
 from anchor3r.pose_graph.pose_system import PoseState
+from anchor3r.trajectory import Trajectory
 from measured_graphs import random_poses, window_pairs
 
 
@@ -19,6 +20,31 @@ def similar(state: PoseState, seed: int) -> PoseState:
     return PoseState(
         state.rotation @ turn.T, np.exp(growth) * state.center @ turn.T + move, state.log_scale + growth
     )
+
+
+def trajectory_of(state: PoseState, frames: np.ndarray, component: np.ndarray) -> Trajectory:
+    return Trajectory(
+        frames=frames, rotation=state.rotation, center=state.center, component=component,
+        log_scale=state.log_scale,
+    )  # fmt: skip
+
+
+def test_a_correction_between_two_trajectories_takes_one_to_the_other() -> None:
+    """Frames in between move with their neighbours, and tracks that were joined are one component."""
+    rng = np.random.default_rng(1)
+    before, after = PoseState.of(random_poses(30, rng)), similar(PoseState.of(random_poses(30, rng)), 2)
+    track = np.repeat([3, 5, 8], 10)
+    odometry = trajectory_of(before, np.arange(0, 60, 2), track)
+    corrected = trajectory_of(after, odometry.frames, np.repeat([0, 1, 0], 10))
+    found = OnlineCorrection.between(odometry, corrected)
+    moved = OnlineCorrection.from_bytes(found.to_bytes()).apply(odometry)
+    for name in ("rotation", "center", "log_scale"):
+        np.testing.assert_allclose(getattr(moved, name), getattr(corrected, name), atol=1e-9)
+    np.testing.assert_array_equal(moved.component, np.repeat([3, 5, 3], 10))
+    turned = similar(before, 4)
+    rigid = OnlineCorrection.between(odometry, trajectory_of(turned, odometry.frames, track))
+    between = trajectory_of(before, odometry.frames + (np.arange(30) % 10 < 9), track)
+    np.testing.assert_allclose(rigid.apply(between).center, turned.center, atol=1e-9)
 
 
 def test_tracks_take_the_similarities_that_move_them() -> None:

@@ -232,6 +232,7 @@ def mapping_progress(run: MappingRun) -> Iterator[Callable[[Update], None]]:
             advance(done, "replaying" if update.frame <= run.last_stored else "mapping", total)
 
         run.on_first_pass = lambda done: advance(done, "finding the camera", total)
+        run.on_end = lambda: advance(total or run.num_updates, "closing loops", total)
         yield show
 
 
@@ -281,7 +282,7 @@ def _in_words(summary: dict[str, Any]) -> str:
         cause = NO_SHARED_VIEW if summary["predictor"] == PHOTOGRAPHS else "tracking broke"
         lines.append(f"{cause}: {summary['components']} components, which no measurement relates")
     if events := summary["loop_events"]:
-        lines.append(f"{summary['accepted']} of {events} loop events were accepted while it streamed")
+        lines.append(f"{summary['accepted']} of {events} loop events are accepted")
     lines += _placements_in_words(summary)
     if summary["only_turns"]:
         lines.append(STOOD_STILL if summary["stands_still"] else ONLY_TURNED)

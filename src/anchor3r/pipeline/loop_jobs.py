@@ -2,13 +2,14 @@
 
 A job gets what the stream had brought when it started (`StreamSoFar`), and nothing else decides what comes of
 it. Keyframes are recognised by their features, whose matches measure too; of a predictor that gives no depths
-they are compared by descriptors, and its windows measure.
+they are compared by descriptors, and its windows measure. When the stream has ended a last job
+(`LoopWorker.end`) looks for the keyframes that others had no time for, and has windows measure all events.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -21,11 +22,13 @@ from anchor3r.loops.descriptors import GRADIENTS, PlaceDescriptor, load_descript
 from anchor3r.loops.places import PlaceConfig, PlaceSearch, place_event
 from anchor3r.loops.reinsertion import Reinsertion, ReinsertionConfig
 from anchor3r.loops.retrieval import Keyframes, RetrievalConfig, other_visits, retrieve
-from anchor3r.pipeline.solving import STATE_OF_VERDICT
+from anchor3r.pipeline.solving import STATE_OF_VERDICT, solve
 from anchor3r.places.keyframes import PlaceKeyframe
 from anchor3r.places.localiser import Lens, PosedKeyframes
-from anchor3r.pose_graph.edges import Edges
-from anchor3r.pose_graph.online_loops import OnlineLoopConfig, close_online
+from anchor3r.pose_graph.correction import OnlineCorrection
+from anchor3r.pose_graph.edges import Edges, MotionGraph
+from anchor3r.pose_graph.online_loops import ClosedLoops, OnlineLoopConfig, close_online, joined
+from anchor3r.pose_graph.verification import Verdict
 from anchor3r.predictors.interface import Predictor
 from anchor3r.store import Loop, LoopClosing, Map, load_map
 from anchor3r.store.camera import estimated_camera
@@ -39,6 +42,7 @@ ROW_SIZE = 15
 Camera = dict[str, Any] | None
 Event = tuple[Loop, list[Edges]]
 Entry = TypeVar("Entry")
+_NO_EVENTS: Mapping[int, Event] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,9 @@ class LoopClosingConfig:
     """Windows that tell the noise of odometry; thinned out like keyframes."""
     max_events: int = 128
     """Events that are judged together; when there are more, every second one is let go."""
+    max_averaged: int = 5000
+    """Poses up to which, when the stream has ended, all windows are averaged with the events, as `refine`
+    does; a longer map is corrected as while it streamed, on the coarse graph."""
     retrieval: RetrievalConfig = RetrievalConfig(top_k=1)
     """What counts as another visit of a place."""
     places: PlaceConfig = PlaceConfig(candidates=2)
@@ -90,7 +97,7 @@ class LoopClosingConfig:
         counts = min(self.interval, self.latency, self.keyframe_interval, self.judgement_interval)
         counts = min(counts, self.max_new_keyframes, self.max_measured, self.followed_after)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
-        if counts < 1 or min(limits) < 2:
+        if min(counts, self.max_averaged) < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
 
 
@@ -151,6 +158,8 @@ class LoopWorker:
         self._successful: deque[int] = deque(maxlen=config.followed_after)  # jobs that found events
         self._sorted: NDArray[np.float64] = np.empty((0, ROW_SIZE))  # the rows of the last job, by frame
         self._num_sorted = 0
+        self.is_wanted = True
+        """Whether anybody waits for the last job, which takes long."""
 
     def close(self) -> None:
         if self._map is not None:
@@ -174,13 +183,76 @@ class LoopWorker:
         told = LoopClosing(search=self._search, found=measured, places=described)
         return self._closed(told, seen, odometry) if self._is_judged_now(seen) else told
 
+    def end(self, seen: StreamSoFar, search: int) -> LoopClosing:
+        """The last job, of the whole stream: all events anew, of keyframes that had none too, and judged.
+
+        search: number of the search that they belong to.
+        """
+        odometry = self._odometry(seen.num_poses)
+        told = LoopClosing(search=search, places=self._describe(seen))
+        measured = self._measured_anew(seen, odometry)
+        events = [event for event in measured if not event[0].state.is_left_out]
+        left_out = [event for event in measured if event[0].state.is_left_out]
+        if not events or not self.is_wanted:
+            return replace(told, found=measured)
+        if len(odometry) <= self._config.max_averaged:
+            judged, correction = self._averaged(events, odometry)
+        else:
+            closed = self._close(events, seen, odometry)
+            judged, correction = _with_verdicts(events, closed.verdicts), closed.correction
+        return replace(told, found=[*left_out, *judged], correction=correction)
+
+    def _averaged(
+        self, events: list[Event], odometry: Trajectory
+    ) -> tuple[list[Event], OnlineCorrection | None]:
+        """Events judged and closed as `refine` does, over all windows."""
+        windows = self._scene_map().search_graph(None)[0].edges
+        loops = [replace(loop, event=k) for k, (loop, _) in enumerate(events)]
+        graph = MotionGraph(joined([windows, *(edges for _, groups in events for edges in groups)]))
+        event_of = np.repeat(np.arange(len(events)), [len(groups) for _, groups in events])
+        first = graph.num_groups - len(event_of)
+        solution = solve(
+            graph, odometry, loops,
+            event_of_group=dict(enumerate(event_of.tolist(), first)),
+            method="joint",
+            join_supporters=self._config.graph.join_supporters,
+            with_covariance=False,
+        )  # fmt: skip
+        judged = [(loop, groups) for loop, (_, groups) in zip(solution.loops, events, strict=True)]
+        if not any(loop.accepted for loop in solution.loops):
+            return judged, None
+        named = np.flatnonzero(np.isin(odometry.frames, graph.frames()))
+        corrected = solution.trajectory.select(named)
+        return judged, OnlineCorrection.between(odometry.select(named), corrected)
+
+    def _measured_anew(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
+        """Events of all keyframes by windows, or by features where windows say nothing; so many at most."""
+        known = {loop.query: (loop, groups) for loop, groups in self._events.entries}
+        pairs = []
+        if self._places.has_depths:
+            others = set(self._places.frames) - set(known)
+            more = self._places.events(seen, odometry, others, self._goes_on)
+            known |= {loop.query: (loop, groups) for loop, groups in more}
+        else:
+            pairs = [pair for pair in self._windows.alike(seen, odometry) if pair[0] not in known]
+        pairs += [(loop.query, loop.match, loop.figures.get("covered", 1.0)) for loop, _ in known.values()]
+        chosen: Thinned[tuple[int, int, float]] = Thinned(self._config.max_events)
+        for pair in sorted(pairs):
+            chosen.add(pair)
+        return self._windows.measured(seen, odometry, chosen.entries, known, self._goes_on)
+
+    def _goes_on(self) -> bool:
+        return self.is_wanted
+
     def _found(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
         """Events of the new keyframes."""
         if not self._places.has_depths:
             return self._windows.events(seen, odometry)
         jobs, config = self._successful, self._config
         is_followed = len(jobs) == config.followed_after and seen.job - jobs[0] <= config.followed_jobs
-        return [] if is_followed and jobs[-1] == seen.job - 1 else self._places.events(seen, odometry)
+        if is_followed and jobs[-1] == seen.job - 1:
+            return []
+        return self._places.events(seen, odometry, [frame for frame, _ in seen.new_keyframes])
 
     def _take(self, measured: list[Event], seen: StreamSoFar) -> None:
         """Adds events to those that are judged."""
@@ -203,17 +275,17 @@ class LoopWorker:
     def _closed(self, told: LoopClosing, seen: StreamSoFar, odometry: Trajectory) -> LoopClosing:
         """With all events judged and the correction that they ask for."""
         events = self._events.entries
-        closed = close_online(
+        closed = self._close(events, seen, odometry)
+        now = _with_verdicts(events, closed.verdicts)
+        judged = [loop for (loop, _), (before, _) in zip(now, events, strict=True) if loop != before]
+        events[:] = now
+        return replace(told, judged=judged, correction=closed.correction)
+
+    def _close(self, events: list[Event], seen: StreamSoFar, odometry: Trajectory) -> ClosedLoops:
+        return close_online(
             odometry, [groups for _, groups in events], seen.windows,
             is_free=seen.is_free, config=self._config.graph,
         )  # fmt: skip
-        judged = []
-        for k, (loop, groups) in enumerate(events):
-            now = replace(loop, state=STATE_OF_VERDICT[closed.verdicts[k]])
-            if now.state is not loop.state:
-                judged.append(now)
-                events[k] = now, groups
-        return replace(told, judged=judged, correction=closed.correction)
 
     def _describe(self, seen: StreamSoFar) -> list[PlaceKeyframe]:
         """Takes the new keyframes; their features."""
@@ -245,6 +317,13 @@ class LoopWorker:
         )
 
 
+def _with_verdicts(events: list[Event], verdicts: list[Verdict]) -> list[Event]:
+    return [
+        (replace(loop, state=STATE_OF_VERDICT[verdict]), groups)
+        for (loop, groups), verdict in zip(events, verdicts, strict=True)
+    ]
+
+
 class _ByPlaces:
     """Events by the features of keyframes."""
 
@@ -266,11 +345,22 @@ class _ByPlaces:
             self._search.thin()
         return place
 
-    def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
-        """Events of the new keyframes with the places that they recognise, one each."""
+    @property
+    def frames(self) -> list[int]:
+        """The keyframes that are remembered."""
+        return self._keyframes.entries
+
+    def events(
+        self,
+        seen: StreamSoFar,
+        odometry: Trajectory,
+        wanted: Collection[int],
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> list[Event]:
+        """Events of the keyframes that are wanted with the places that they recognise, one each."""
         frames = np.array(self._keyframes.entries, np.int64)
-        new = np.flatnonzero(np.isin(frames, [frame for frame, _ in seen.new_keyframes]))
-        if not len(new):
+        is_wanted = np.isin(frames, list(wanted))
+        if not is_wanted.any():
             return []
         rows = np.searchsorted(odometry.frames, frames)
         posed = self._posed(seen, odometry.select(rows))
@@ -281,10 +371,11 @@ class _ByPlaces:
             component=posed.component,
         )
         found = []
-        for queries, allowed in other_visits(keyframes, self._config.retrieval, int(new[0])):
+        for queries, allowed in other_visits(keyframes, self._config.retrieval, int(is_wanted.argmax())):
             for query, may_match in zip(queries.tolist(), allowed, strict=True):
-                event = self._event(posed, query, may_match, is_free=seen.is_free)
-                found += [] if event is None else [event]
+                if is_wanted[query] and goes_on():
+                    event = self._event(posed, query, may_match, is_free=seen.is_free)
+                    found += [] if event is None else [event]
         return found
 
     def _event(
@@ -357,24 +448,53 @@ class _ByWindows:
 
     def events(self, seen: StreamSoFar, odometry: Trajectory) -> list[Event]:
         """Events of the new keyframes with the places that look most alike."""
-        matches = self._matches(seen, odometry)
-        if not matches:
-            return []
-        predictor, scene_map = self._ready_predictor(seen), self._scene_map()
-        known = [frame for frame, since in list(self._members.items()) if since < seen.num_frames]
-        reinsertion = Reinsertion(
-            scene_map, predictor, scene_map.frame, self._config.reinsertion,
-            online=odometry, members=np.array(known),
-        )  # fmt: skip
-        return [reinsertion.measure(-1, query, match, similarity) for query, match, similarity in matches]
-
-    def _matches(self, seen: StreamSoFar, odometry: Trajectory) -> list[tuple[int, int, float]]:
-        """(query, match, similarity) of places that look most alike, of the new keyframes."""
-        config, keyframes = self._config, self._keyframes.entries
         new = {frame for frame, _ in seen.new_keyframes}
-        num_new = sum(frame in new for frame, _ in keyframes[-len(new) :]) if new else 0
+        num_new = sum(frame in new for frame, _ in self._keyframes.entries[-len(new) :]) if new else 0
         if not num_new:
             return []
+        matches = sorted(self._matches(seen, odometry, num_new), key=lambda match: -match[2])
+        return self.measured(seen, odometry, matches[: self._config.max_measured])
+
+    def alike(self, seen: StreamSoFar, odometry: Trajectory) -> list[tuple[int, int, float]]:
+        """(query, match, similarity) of the places that look most alike, of all keyframes."""
+        count = len(self._keyframes.entries)
+        return self._matches(seen, odometry, count) if count else []
+
+    def measured(
+        self,
+        seen: StreamSoFar,
+        odometry: Trajectory,
+        pairs: list[tuple[int, int, float]],
+        known: Mapping[int, Event] = _NO_EVENTS,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> list[Event]:
+        """Events of pairs (query, match, similarity).
+
+        known: events by query that were measured before, by features or by windows. The latter stay, and
+        the others do where windows say nothing.
+        """
+        if not pairs:
+            return []
+        reinsertion, found = self._reinsertion(seen, odometry), []
+        for pair in pairs:
+            event = known.get(pair[0])
+            if goes_on() and (event is None or "similarity" not in event[0].figures):
+                measured = reinsertion.measure(-1, *pair)
+                event = measured if event is None or not measured[0].state.is_left_out else event
+            found += [] if event is None else [event]
+        return found
+
+    def _reinsertion(self, seen: StreamSoFar, odometry: Trajectory) -> Reinsertion:
+        scene_map = self._scene_map()
+        known = [frame for frame, since in list(self._members.items()) if since < seen.num_frames]
+        return Reinsertion(
+            scene_map, self._ready_predictor(seen), scene_map.frame, self._config.reinsertion,
+            online=odometry, members=np.array(known),
+        )  # fmt: skip
+
+    def _matches(self, seen: StreamSoFar, odometry: Trajectory, num_new: int) -> list[tuple[int, int, float]]:
+        """(query, match, similarity) of the places that look most alike, of the newest keyframes."""
+        config, keyframes = self._config, self._keyframes.entries
         frames = np.array([frame for frame, _ in keyframes])
         rows = np.searchsorted(odometry.frames, frames)
         assert odometry.component is not None
@@ -389,11 +509,9 @@ class _ByWindows:
             first=len(rows) - num_new,
             sample=config.whitened_by,
         )
-        best = np.argsort(-found.similarity, kind="stable")[: config.max_measured]
         names = odometry.frames
-        return [
-            (int(names[found.query[k]]), int(names[found.match[k]]), float(found.similarity[k])) for k in best
-        ]
+        columns = names[found.query], names[found.match], found.similarity
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def _window(self, seen: StreamSoFar) -> int:
         return self._ready_predictor(seen).window

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,7 +61,8 @@ class Update:
     """The window as edges of the motion graph, in the window's own scale; its group is the frame's index."""
     corrections: OnlineCorrection | None = None
     """Set where loops were closed: all poses told before have moved. `corrections.apply` to the odometry
-    (`Map.odometry`) gives them anew, which is what `Map.trajectory` does."""
+    (`Map.odometry`) gives them anew, which is what `Map.trajectory` does. At the end of a source that was
+    recorded its last frame is told once more for this."""
     placement: OnlinePlacement | None = None
     """Set where measured positions place the component, for the first time or anew: from here on
     `Map.trajectory` is in metres, with x east, y down, z north. Poses of updates stay in lengths of the map;
@@ -168,14 +169,44 @@ class Mapper:
             corrections=correction,
         )
 
-    def run(self, source: Source) -> Iterator[Update]:
-        """Maps a source from where the store ends; yields an update a frame, also of those it replays."""
-        update = None
-        for frame in source.frames(first=self._resume(source)):
+    def run(self, source: Source, on_end: Callable[[], None] = lambda: None) -> Iterator[Update]:
+        """Maps a source from where the store ends; yields an update a frame, also of those it replays.
+
+        Where loops are closed, the last frame of a source that was recorded is told once more, corrected, if
+        a last job finds that all of the stream asks for it. on_end: told before that job, which takes time.
+        """
+        update, first = None, self._resume(source)
+        for frame in source.frames(first=first):
             update = self.step(frame)
             yield update
-        if self.store is not None and update is not None and update.frame == self.store.last_frame:
+        last = first - 1 if update is None else update.frame
+        if self.store is None or last != self.store.last_frame:
+            return
+        if update is not None:
             self.store.save_snapshot(self.snapshot())
+        if self._closer is not None and not source.live and last >= 0:
+            amended = self._end(update, on_end)
+            if amended is not None:
+                yield amended
+
+    def _end(self, update: Update | None, on_end: Callable[[], None]) -> Update | None:
+        """Closes loops with all of the stream; the last frame as it is told then, if that is news."""
+        assert self.store is not None
+        assert self._closer is not None
+        search, is_done = self.store.begin_search(self._closer.identity_at_end)
+        if is_done:
+            return None
+        on_end()
+        closing = self._closer.end(search)
+        correction, placement = closing.correction, None
+        if correction is not None and self._placer is not None:
+            placement = self._placer.amend(correction)
+        self.store.end(closing, placement)
+        if correction is None or update is None:
+            return None
+        own = None if update.pose is None else self._state.last
+        pose = None if own is None else correction.apply_to_newest(own)
+        return replace(update, pose=pose, late_poses=(), corrections=correction, placement=placement)
 
     def snapshot(self) -> Arrays:
         """The whole streaming state as arrays, so that `restore` goes on bit for bit from here."""

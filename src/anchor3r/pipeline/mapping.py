@@ -29,7 +29,7 @@ from anchor3r.pose_graph.online_placement import OnlinePlacementConfig
 from anchor3r.predictors.interface import Predictor
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.sources import Source, StatedCamera, open_source
-from anchor3r.store import MapWriter, StoreConfig, load_map
+from anchor3r.store import Loop, Map, MapWriter, StoreConfig, load_map
 from anchor3r.store.database import holds_map
 from anchor3r.store.localising import places_identity
 from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
@@ -192,6 +192,8 @@ class MappingRun:
         """The last frame that was in the map before this run; -1 if there was none."""
         self.on_first_pass: Callable[[int], None] = lambda done: None
         """Told how many frames of a first pass that finds the camera are done."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Told when all frames are mapped and loops are closed once more, which takes some time."""
         self.num_updates = 0
         """Frames mapped in this run, replayed ones included."""
         self.store.write_meta(
@@ -262,8 +264,10 @@ class MappingRun:
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
         self._begin_with_camera()
-        for update in self.mapper.run(self.source):
-            self.num_updates += 1
+        told = -1
+        for update in self.mapper.run(self.source, lambda: self.on_end()):
+            self.num_updates += update.frame != told  # the last one may be told twice
+            told = update.frame
             self._ended = time.monotonic()
             yield update
         self._ended = time.monotonic()
@@ -287,7 +291,7 @@ class MappingRun:
             trajectory = scene_map.trajectory()
             answers = scene_map.answers()
             placements, placed_since = scene_map.placements(), scene_map.placed_since()
-            loops = None if self._closer is None else scene_map.search_loops(self._closer.search)
+            loops = None if self._closer is None else _loops_closed(scene_map)
         return {
             "map": str(self.store.folder),
             "source": meta["identity"]["source"],
@@ -311,6 +315,12 @@ class MappingRun:
             "resumed_after": self.last_stored if self._resumes and self.last_stored >= 0 else None,
             "replay_is_exact": self.store.replay_is_exact,
         }
+
+
+def _loops_closed(scene_map: Map) -> list[Loop]:
+    """Those of the whole stream, if it has ended, else those that were found so far."""
+    online = [n for n in scene_map.searches() if "online" in scene_map.search_identity(n)]
+    return next((found for n in reversed(online) if (found := scene_map.search_loops(n))), [])
 
 
 def _failure(uri: str, gaps: Sequence[Gap]) -> str:

@@ -265,7 +265,7 @@ class OnlinePlacer:
         state.num_frames += 1
         state.waiting[frame] = time_s
         if correction is not None:
-            state.path, state.last = state.path.corrected(correction), state.last.corrected(correction)
+            self._correct(correction)
         for pose, as_told in sorted(zip(poses, told, strict=True), key=lambda pair: pair[0].frame):
             if pose.frame in state.waiting:
                 self._follow(_Poses.of(pose, as_told, state.waiting.pop(pose.frame)))
@@ -273,6 +273,11 @@ class OnlinePlacer:
             state.waiting.pop(min(state.waiting))
         is_due = state.num_frames % self._config.interval == 0 and state.num_at_times > state.looked_at
         return self._look() if is_due or (correction is not None and state.told) else None
+
+    def amend(self, correction: OnlineCorrection) -> OnlinePlacement | None:
+        """Takes loops closed after the last frame; where the map is placed then, if that is news."""
+        self._correct(correction)
+        return self._look() if self._state.told else None
 
     def snapshot(self) -> Arrays:
         """What `restore` goes on from."""
@@ -304,6 +309,10 @@ class OnlinePlacer:
             f"{state.newest.positions} positions tell its scale to {state.newest.scale_sigma:.1%} and its "
             f"heading to {state.newest.heading_sigma_deg:.1f}° only: the camera has to go farther"
         )
+
+    def _correct(self, correction: OnlineCorrection) -> None:
+        state = self._state
+        state.path, state.last = state.path.corrected(correction), state.last.corrected(correction)
 
     def _follow(self, pose: _Poses) -> None:
         """Takes the positions between the newest pose and this one, and those of its very moment."""

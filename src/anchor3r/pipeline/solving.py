@@ -85,13 +85,15 @@ def solve(
     scale: Scale | None = None,
     known: Knowledge | None = None,
     join_supporters: int = 0,
+    with_covariance: bool = True,
 ) -> Solution:
     """Averages the graph with those of its loop events that are in `loops` and prove right.
 
     online: poses of all frames, the start. left_out, accepted_by_hand: events that are not judged. scale:
     if None, free where window edges carry measured ratios of scales, or something is known.
     known: priors on the graph's frames, which place the poses in a world of their own; method joint only.
-    join_supporters: as in `VerificationConfig`.
+    join_supporters: as in `VerificationConfig`. with_covariance: whether method joint tells how well it knows
+    the poses.
     """
     event_of = np.full(graph.num_groups, -1)
     if event_of_group:
@@ -110,19 +112,16 @@ def solve(
         verification=VerificationConfig(join_supporters=join_supporters),
     )
     if method == "joint":
-        solved = _joint(edges, online, config, groups_by_hand, event_of, known)
+        solved = _joint(
+            edges, online, config, groups_by_hand, event_of, known, with_covariance=with_covariance
+        )
     else:
         solved = _SOLVERS[method](edges, online, config, groups_by_hand, event_of)
     found = _by_event(solved.verdicts, event_of)
     taken = {event for event, verdict in found.items() if verdict.accepted}
     if method == "paper":
         taken = {int(event) for event in np.unique(event_of[edges.group]) if event >= 0}
-        loops = [
-            replace(loop, state=LoopState.UNVERIFIED)
-            if loop.event in taken and not loop.state.is_by_hand
-            else loop
-            for loop in loops
-        ]
+        loops = [_unverified(loop) if loop.event in taken else loop for loop in loops]
     used = edges.select((event_of < 0)[edges.group] | np.isin(event_of[edges.group], list(taken)))
     return Solution(
         trajectory=_trajectory(online, edges, used, solved),
@@ -161,6 +160,11 @@ def _judged(loop: Loop, verdict: EventVerdict | None) -> Loop:
     return replace(loop, state=state, figures={**loop.figures, **figures})
 
 
+def _unverified(loop: Loop) -> Loop:
+    """The event as the paper's averaging takes it, which judges none."""
+    return loop if loop.state.is_by_hand else replace(loop, state=LoopState.UNVERIFIED)
+
+
 def _joint(
     edges: Edges,
     online: Trajectory,
@@ -168,12 +172,15 @@ def _joint(
     accepted_by_hand: Int,
     event_of: Int,
     known: Knowledge | None,
+    *,
+    with_covariance: bool,
 ) -> _Solved:
     graph = MotionGraph(edges)
     start = online.camera_from_world[np.searchsorted(online.frames, graph.frames())]
     refined, report = refine_poses(
         graph, start, config,
-        accepted_by_hand=accepted_by_hand, event_of_group=event_of, known=known, with_covariance=True,
+        accepted_by_hand=accepted_by_hand, event_of_group=event_of, known=known,
+        with_covariance=with_covariance,
     )  # fmt: skip
     return _Solved(
         refined.camera_from_world, refined.log_scale, refined.events, report, refined.placed,

@@ -32,6 +32,19 @@ class OnlineCorrection:
     moves: Corrections
     """(c,) of the odometry around each node"""
 
+    @staticmethod
+    def between(odometry: Trajectory, corrected: Trajectory) -> OnlineCorrection:
+        """What takes poses to others of the same frames: with a node at each."""
+        assert odometry.component is not None
+        assert odometry.log_scale is not None
+        assert corrected.component is not None
+        assert corrected.log_scale is not None
+        _, first, label = np.unique(corrected.component, return_index=True, return_inverse=True)
+        turn = np.swapaxes(corrected.rotation, 1, 2) @ odometry.rotation
+        growth = corrected.log_scale - odometry.log_scale
+        moves = Corrections(turn, odometry.center, corrected.center, growth)
+        return OnlineCorrection(odometry.frames, odometry.component, odometry.component[first[label]], moves)
+
     def apply(self, odometry: Trajectory) -> Trajectory:
         """The corrected poses; a track without a node stays as it is."""
         assert odometry.component is not None

@@ -72,11 +72,11 @@ def close_online(
     """
     assert odometry.component is not None
     poses, frames, check = odometry.camera_from_world, odometry.frames, config.verification
-    sample = _in_scale_of(odometry, _joined(windows))
+    sample = _in_scale_of(odometry, joined(windows))
     noise = window_noise(sample, topology_of(sample, frames), poses, is_free=is_free)
     groups = [edges for event in events for edges in event]
     event_of = np.repeat(np.arange(len(events)), [len(event) for event in events])
-    loops = _in_scale_of(odometry, _joined(groups))
+    loops = _in_scale_of(odometry, joined(groups))
     condensed = condense_groups(loops, topology_of(loops, frames), poses, noise, check.significance, is_free)
     event_of = event_of[condensed.group]
     first = np.searchsorted(event_of, np.arange(len(events)))
@@ -104,10 +104,15 @@ def close_online(
     return ClosedLoops(verdicts, correction)
 
 
-def _joined(groups: list[Edges]) -> Edges:
-    """All edges, with the groups numbered in the order given."""
-    columns = {f.name: np.concatenate([getattr(g, f.name) for g in groups]) for f in fields(Edges)}
-    return Edges(**columns | {"group": np.repeat(np.arange(len(groups)), [len(g) for g in groups])})
+def joined(parts: list[Edges]) -> Edges:
+    """All edges, with the groups of all parts numbered in the order given; a part has one at least."""
+    columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Edges)}
+    groups, count = [], 0
+    for part in parts:
+        labels, group = np.unique(part.group, return_inverse=True)
+        groups.append(count + group)
+        count += max(1, len(labels))
+    return Edges(**columns | {"group": np.concatenate(groups)})
 
 
 def _in_scale_of(odometry: Trajectory, edges: Edges) -> Edges:

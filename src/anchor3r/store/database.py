@@ -65,7 +65,8 @@ CREATE TABLE IF NOT EXISTS answers (frame INTEGER PRIMARY KEY, predictor TEXT NO
 """
 _CORRECTIONS = """
 -- what loops closed online did to the online poses, from a frame on; doubles of OnlineCorrection: heads for
--- the frames that followed, nodes for all before, of the last one only
+-- the frames that followed, nodes for all before, of the last one only; and once more after the last frame,
+-- until the stream goes on
 CREATE TABLE IF NOT EXISTS corrections (
     frame INTEGER PRIMARY KEY, heads BLOB NOT NULL, nodes BLOB, checksum INTEGER);
 """

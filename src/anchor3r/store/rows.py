@@ -41,6 +41,8 @@ OFFLINE = "offline"
 """Name that a refinement gives its poses."""
 CONFIDENCE_KEY = "points_confidence"
 """Of the table meta, in maps whose points have probabilities as confidences; without it they are older."""
+AT_END = "at_end"
+"""In the identity of a search: whether its loops are those of a stream that has ended."""
 POSE_COLUMNS = "frame, pose, covariance, component, log_scale, log_scale_sigma"
 _EDGE_COLUMNS = ("rotation", "translation", "weight", "log_scale_ratio", "log_scale_sigma")
 _SAME_PICTURE_LEVELS = 4.0  # mean grey levels; more than another version of the JPEG library changes

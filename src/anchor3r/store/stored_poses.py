@@ -38,8 +38,8 @@ class StoredPoses(MapDatabase):
         found = self._stored_trajectory(name)
         if name != ONLINE:
             return found
-        if corrections := self._corrections():
-            found = corrections[-1][1].apply(found)
+        for _, correction in self._corrections():
+            found = correction.apply(found)
         for placement in self.placements().values() if placed else ():
             found = placement.apply(found)
         return found
@@ -119,6 +119,7 @@ class StoredPoses(MapDatabase):
         self._insist_on_checksums("corrections")
         column, where = ("heads", "TRUE") if heads else ("nodes", "nodes IS NOT NULL")
         found = self._all(f"SELECT frame, {column} FROM corrections WHERE {where} ORDER BY frame")
+        found = found if heads else found[-1:]  # at the end of a stream two have their nodes
         return [(frame, OnlineCorrection.from_bytes(data)) for frame, data in found]
 
     @decodes

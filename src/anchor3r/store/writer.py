@@ -21,6 +21,7 @@ from anchor3r.dense.keyframe_depth import KeyframeDepth
 from anchor3r.errors import Anchor3RError
 from anchor3r.io.inputs import decoding, parse_json
 from anchor3r.places.keyframes import PlaceKeyframe
+from anchor3r.pose_graph.correction import OnlineCorrection
 from anchor3r.pose_graph.edges import Edges
 from anchor3r.pose_graph.online_placement import OnlinePlacement
 from anchor3r.predictors.confidence import CONFIDENCE_MEANS
@@ -44,7 +45,7 @@ from anchor3r.store.database import (
 from anchor3r.store.keyframe_depths import DENSIFICATION_KEY, depth_row
 from anchor3r.store.meta import checked_meta
 from anchor3r.store.places import PLACES_KEY, place_row
-from anchor3r.store.rows import CONFIDENCE_KEY, ONLINE, Loop, LoopClosing, TableRow
+from anchor3r.store.rows import AT_END, CONFIDENCE_KEY, ONLINE, Loop, LoopClosing, TableRow
 from anchor3r.trajectory import FramePose, Trajectory
 
 _REPLAY_TOLERANCE = 1e-3
@@ -97,6 +98,7 @@ class MapWriter:
         self._lock, self._database = lock, database
         self.last_frame: int = self._value("SELECT max(frame) FROM frames", default=-1)
         """The highest frame in the map; -1 if there is none."""
+        self._may_be_ended = self.last_frame >= 0
         self.replay_is_exact = True
         """Whether all frames that were recorded again after `resume` came out bit for bit."""
         self._busy = threading.RLock()
@@ -224,6 +226,7 @@ class MapWriter:
         bulk = list(rows.bulk(frame, prediction, image_side, config.image_quality))
         with self._busy:
             with explained(self.folder), self._all_or_nothing():
+                self._forget_end()
                 for row in [*decisive, *bulk, self._runtime(frame.index)]:
                     row.insert(self._database)
                 if closing is not None:
@@ -237,13 +240,51 @@ class MapWriter:
                 self.commit()
         self._start_watching()
 
-    def _close_loops(self, frame: int, closing: LoopClosing) -> None:
+    def end(self, closing: LoopClosing, placement: OnlinePlacement | None = None) -> None:
+        """Keeps what loops come to after the last frame, until a frame follows it after all.
+
+        Their search is complete then. The stream's own corrections stay as they are.
+        """
+        with self._transaction():
+            self._forget_loops(closing.search)
+            self._add_loops(closing)
+            after = self.last_frame + 1
+            if closing.correction is not None:
+                self._add_correction(after, closing.correction)
+            if placement is not None:
+                rows.placement_row(after, placement).insert(self._database)
+            self._database.execute("UPDATE searches SET complete = 1 WHERE search = ?", (closing.search,))
+        self._may_be_ended = True
+
+    def _forget_end(self) -> None:
+        """Takes back what `end` has kept, as the stream goes on."""
+        if not self._may_be_ended:
+            return
+        self._may_be_ended = False
+        ended = self._database.execute(
+            f"SELECT search FROM searches WHERE complete AND json_extract(identity, '$.{AT_END}')"
+        ).fetchall()
+        for (search,) in ended:
+            for table in ("corrections", "placements"):
+                self._database.execute(f"DELETE FROM {table} WHERE frame > ?", (self.last_frame,))
+            self._forget_loops(search)
+            self._database.execute("UPDATE searches SET complete = 0 WHERE search = ?", (search,))
+
+    def _add_loops(self, closing: LoopClosing) -> None:
         for place in closing.places:
             is_kept = f"SELECT count(*) FROM place_features WHERE frame = {place.frame:d}"
             if not self._value(is_kept, default=0):  # localise keeps them too, of a map that is gone on with
                 TableRow("place_features", place_row(place)).insert(self._database)
         for loop, groups in closing.found:
             self._insert_loop(replace(loop, event=self.next_event()), groups, closing.search)
+
+    def _add_correction(self, frame: int, correction: OnlineCorrection) -> None:
+        rows.correction_row(frame, correction.heads().to_bytes(), correction.to_bytes()).insert(
+            self._database
+        )
+
+    def _close_loops(self, frame: int, closing: LoopClosing) -> None:
+        self._add_loops(closing)
         for loop in closing.judged:
             self._database.execute(
                 "UPDATE loops SET accepted = :accepted, reason = :reason, figures = :figures "
@@ -257,10 +298,7 @@ class MapWriter:
                 heads = self._value(f"SELECT heads FROM corrections WHERE frame = {earlier}", default=b"")
                 self._database.execute("DELETE FROM corrections WHERE frame = ?", (earlier,))
                 rows.correction_row(earlier, heads, None).insert(self._database)
-            correction = closing.correction
-            rows.correction_row(frame, correction.heads().to_bytes(), correction.to_bytes()).insert(
-                self._database
-            )
+            self._add_correction(frame, closing.correction)
 
     def insist_on_same(self, frame: Frame) -> None:
         """Refuses a source whose `frame` is not the one of that index in the map."""
