@@ -66,6 +66,7 @@ from anchor3r.pose_graph.priors import (
     BLOCK,
     Directions,
     Distances,
+    Int,
     Positions,
     PriorKind,
     PriorSystem,
@@ -410,7 +411,7 @@ class _Refinement:
             self._trust_directions(alone, known, noise_of_windows)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
-        made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
+        made: list[tuple[list[Int], DirectSolver | TwoLevelSolver]] = []
         outcomes: list[Minimisation] = []
 
         def problem_of(system: PriorSystem) -> PoseProblem:
@@ -419,10 +420,10 @@ class _Refinement:
             )  # priors hold the gauge
 
         def solver_of(state: PoseState, system: PriorSystem) -> DirectSolver | TwoLevelSolver:
-            terms = system.linearise(state, np.zeros((len(state.center), 7)))
-            if made and np.array_equal(made[0][0].a, terms.a) and np.array_equal(made[0][0].b, terms.b):
-                return made[0][1]
-            made[:] = [(terms, self._solver(problem_of(system), len(state.center), terms))]
+            rows = [kind.rows for kind in system.kinds]
+            if not made or not all(map(np.array_equal, made[0][0], rows)):
+                terms = system.linearise(state, np.zeros((len(state.center), BLOCK)))
+                made[:] = [(rows, self._solver(problem_of(system), len(state.center), terms))]
             return made[0][1]
 
         def solved(state: PoseState, system: PriorSystem) -> PoseState:
