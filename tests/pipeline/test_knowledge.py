@@ -81,6 +81,9 @@ def test_positions_place_a_map_though_some_are_wrong_and_the_clock_is_off(
     wrong = write_fixes(tmp_path / "gnss.csv", times, local)
     summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", "auto")
     assert summary["units"] == "m"
+    true_length = np.linalg.norm(np.diff(local, axis=0), axis=1).sum()
+    assert summary["path_length"] == pytest.approx(true_length, rel=0.02)
+    assert summary["moved_max"] < 0.05 * true_length  # that it became metres is no motion
     assert abs(summary["clock_offset_s"] - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
     with open(folder / "priors.csv") as file:
         table = list(csv.DictReader(file))
@@ -129,6 +132,47 @@ def test_a_clock_is_found_by_positions_at_the_very_moments_of_frames(
     assert abs(summary["clock_offset_s"] - late_s) < 4 * summary["clock_offset_sigma_s"] < 0.4
 
 
+def test_a_clock_of_another_epoch_is_found_from_a_stated_start(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    write_fixes(tmp_path / "here.csv", times, local)
+    head, *rows = (tmp_path / "here.csv").read_text().splitlines()
+    moments = [row.split(",", 1) for row in rows]
+    later = [f"{float(moment) + 1.7e9:.6f},{rest}" for moment, rest in moments]
+    (tmp_path / "gnss.csv").write_text("\n".join([head, *later]))
+    arguments = ["--gnss", tmp_path / "gnss.csv", "--gnss-offset"]
+    summary = refine(capsys, folder, *arguments, "auto:-1699999999.5")
+    offset_s = summary["clock_offset_s"] + 1.7e9
+    assert abs(offset_s - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
+    arguments = ["refine", folder, "--no-loops", *arguments, "auto:-1700000001.2"]
+    assert main([*map(str, arguments)]) == 0
+    assert "refine again with --gnss-offset auto:-1699999999." in capsys.readouterr().out
+
+
+def test_an_antenna_beside_the_camera_does_not_move_the_map(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    antenna = np.array([0.5, -1.0, -6.0])
+    arm = np.swapaxes(true.rotation, 1, 2) @ antenna @ so3_exp([0.0, 0.7, 0.0]).T @ WORLD_FROM_LOCAL
+    write_fixes(tmp_path / "gnss.csv", times, local + arm)
+    errors = []
+    for stated in (antenna, np.zeros(3)):
+        refine(
+            capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", CLOCK_S, "--antenna", *stated
+        )
+        with load_map(folder) as scene_map:
+            datum, trajectory = scene_map.datum("offline"), scene_map.trajectory("offline")
+        assert datum is not None
+        found = DATUM.to_local(datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL))
+        errors.append(np.sqrt(((found - local) ** 2).sum(1).mean()))
+    assert errors[0] < NOISE_M < errors[1]
+
+
 def test_exchanged_latitude_and_longitude_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +185,16 @@ def test_exchanged_latitude_and_longitude_are_refused(
     assert "line 2 to line" in said
     write_exact_fixes(path, times, local)
     refine(capsys, folder, "--gnss", path)
+
+
+@pytest.mark.parametrize("offset", ["auto:-0.5", "auto:0.5", "auto:1"])
+def test_a_clock_that_is_off_does_not_exchange_coordinates(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: str
+) -> None:
+    times, local = places(folder)
+    write_fixes(tmp_path / "gnss.csv", times, local)
+    summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", offset)
+    assert abs(summary["clock_offset_s"] - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
 
 
 def test_a_camera_that_stands_still_leaves_the_scale_open(
@@ -222,6 +276,11 @@ def test_surveyed_cameras_place_a_map(
         (["--distance", "3:64,2", "9", "1"], "has 64×48 pixels"),
         (["--gnss", "none.csv"], "No such file"),
         (["--gnss", "far.csv"], "no time in common"),
+        (["--gnss", "far.csv"], "--gnss-offset SECONDS (-1000000000.0 if both begin at once)"),
+        (["--gnss", "milli.csv"], "milliseconds?"),
+        (["--gnss", "nan.csv"], "line 4 of nan.csv has a position that is not a number"),
+        (["--gnss", "far.csv", "--gnss-offset", "auto:soon"], "seconds, auto or auto:SECONDS"),
+        (["--speed", "far.txt"], "write times of the frames into the file"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
         (["--gnss", "few.csv"], "it takes 4"),
         (["--gnss", "far.csv", "--gnss-sigma", "0"], "must lie in 1e-09 … 1e+09"),
@@ -247,6 +306,10 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     monkeypatch.chdir(tmp_path)
     head = "time,latitude,longitude,altitude,sigma\n"
     Path("far.csv").write_text(head + "".join(f"{1e9 + k},48,11.{k},0,1\n" for k in range(9)))
+    Path("milli.csv").write_text(head + "".join(f"{1e9 + 5e4 * k},48,11.{k},0,1\n" for k in range(9)))
+    rows = [f"{0.5 + 0.2 * k},{'nan' if k == 2 else 48},11.{k},0,1\n" for k in range(9)]
+    Path("nan.csv").write_text(head + "".join(rows))
+    Path("far.txt").write_text("1000000000 5\n1000000001 5\n")
     Path("still.csv").write_text(head + "".join(f"{0.5 + 0.2 * k},48,11,0,1\n" for k in range(9)))
     Path("few.csv").write_text(head + "0.5,48,11,0,1\n1,48.01,11,0,1\n")
     Path("two.txt").write_text("3 0 0 0 0.1\n9 1 0 0 0.1\n")
