@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 from anchor3r import load_map, map_source
 from anchor3r.cli.main import main
+from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import quat_from_rotation, so3_exp
+from anchor3r.pipeline.knowledge import MapKnowledge, PriorSettings, gather
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.report.picture import scenes_of
 from anchor3r.worlds.world import WorldConfig, make_world
@@ -321,6 +324,39 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:
         assert scene_map.trajectory_names() == ["online"]
+
+
+def test_components_with_few_positions_are_left_where_they_are(folder: Path, tmp_path: Path) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    with load_map(folder) as scene_map:
+        odometry = scene_map.odometry()
+    late = len(times) - 20
+    apart = replace(odometry, component=(np.arange(len(times)) >= late).astype(np.int64))
+    settings = PriorSettings(gnss=str(tmp_path / "gnss.csv"))
+    known = gather(settings, apart, odometry.frames)
+    assert known is not None
+    (positions,) = known.known.kinds
+    assert positions.rows.max() < late
+    assert 0 < known.left_out < 4
+    assert known.unplaced(apart) == [1]
+    scattered = replace(odometry, component=np.arange(len(times), dtype=np.int64))
+    with pytest.raises(Anchor3RError, match="it takes 4 on one component"):
+        gather(settings, scattered, odometry.frames)
+
+
+def test_poses_of_which_a_component_is_not_placed_have_no_place_as_a_whole(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    monkeypatch.setattr(MapKnowledge, "unplaced", lambda *_: [1])
+    assert main(["refine", str(folder), "--no-loops", "--gnss", str(tmp_path / "gnss.csv")]) == 0
+    assert "too little is known of components 1" in capsys.readouterr().out
+    with load_map(folder) as scene_map:
+        found = [(scene_map.units("offline", k), scene_map.datum("offline", k)) for k in (None, 0, 1)]
+    assert [units for units, _ in found] == ["units", "m", "units"]
+    assert [datum is None for _, datum in found] == [True, False, True]
 
 
 def test_a_map_without_a_place_is_not_exported_to_globes(

@@ -129,6 +129,11 @@ def _in_words(summary: dict[str, Any]) -> str:
     lines += _priors_in_words(summary)
     if summary["components"] > 1:
         lines.append(f"{summary['components']} components, which no measurement relates")
+    if summary["unplaced"]:
+        lines.append(
+            f"WARNING: too little is known of components {', '.join(map(str, summary['unplaced']))} to place "
+            "them: they are where and as large as they were, and exports name a place with --component only"
+        )
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
     if (Path(summary["map"]) / FUSED).exists():

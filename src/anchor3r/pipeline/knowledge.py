@@ -33,7 +33,15 @@ from anchor3r.pipeline.placing import (
 )
 from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MeasuredDrift, MovingClock, Placed
-from anchor3r.pose_graph.priors import Directions, Distances, Headings, Positions, PriorKind, Scales
+from anchor3r.pose_graph.priors import (
+    Directions,
+    Distances,
+    Headings,
+    Poses,
+    Positions,
+    PriorKind,
+    Scales,
+)
 from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
 
@@ -148,6 +156,16 @@ class MapKnowledge:
                 "clock_offset_sigma_s": placed.clock_sigma_s,
             }
         return summary
+
+    def unplaced(self, refined: Trajectory) -> list[int]:
+        """Components of more than a frame of the refined poses that nothing places, where others are."""
+        kinds = [kind for kind in self.known.kinds if isinstance(kind, Positions | Poses)]
+        if not kinds or refined.component is None:
+            return []
+        frames = np.concatenate([kind.rows.ravel() for kind in kinds])
+        labels, counts = np.unique(refined.component, return_counts=True)
+        placed = refined.component[np.isin(refined.frames, frames)]
+        return [int(label) for label in np.setdiff1d(labels[counts > 1], placed)]
 
     def _contradicting(self, index: int, placed: Placed) -> list[str]:
         """The worst of a kind whose priors miss what is stated or assumed by far; none where they do not."""
@@ -379,6 +397,7 @@ class _Track:
         if settings.is_offset_open:
             # So that the clock may be moved without losing its ends.
             usable &= (moments >= times[0] + CLOCK_REACH_S) & (moments <= times[-1] - CLOCK_REACH_S)
+        usable = track._on_placeable(path, usable)
         track = replace(track.select(usable), left_out=int((~usable).sum()))
         track.insist_on_motion(path, metric.sigma[usable])
         center, down = track.path()
@@ -396,12 +415,22 @@ class _Track:
             entries=[name for name, taken in zip(self.entries, which, strict=True) if taken],
         )
 
-    def insist_on_motion(self, path: Path, sigma: Float) -> None:
-        if len(self.times_s) < _LEAST_POSITIONS:
+    def _on_placeable(self, path: Path, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(k,) of usable positions (k,) those on components that have enough of them."""
+        component, (before, _) = self.trajectory.component, self._bracket(0.0)
+        if component is None:
+            component = np.zeros(len(self.trajectory), np.int64)
+        exact = self._exact(0.0)
+        label = component[np.where(exact >= 0, exact, before)]
+        enough = np.bincount(label[usable], minlength=component.max() + 1) >= _LEAST_POSITIONS
+        if not enough.any():
             raise Anchor3RError(
-                f"{path}: {len(self.times_s)} of its positions are at times at which frames of the map have "
-                f"a pose; it takes {_LEAST_POSITIONS} to place a map"
+                f"{path}: {int(usable.sum())} of its positions are at times at which frames of the map have "
+                f"a pose; it takes {_LEAST_POSITIONS} on one component to place it"
             )
+        return np.asarray(usable & enough[label])
+
+    def insist_on_motion(self, path: Path, sigma: Float) -> None:
         extent = float(np.ptp(self.position, 0).max())
         if extent < _LEAST_WAY * float(np.median(sigma[:, 0])):
             raise Anchor3RError(

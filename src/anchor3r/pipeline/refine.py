@@ -213,4 +213,5 @@ def _summary(
         "scale_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
         "solver": solution.report.as_dict(),
         **({"units": "units"} if known is None or placed is None else known.summary(placed)),
+        "unplaced": [] if known is None else known.unplaced(refined),
     }
