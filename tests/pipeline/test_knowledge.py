@@ -7,8 +7,12 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
+import laspy
 import numpy as np
+import pycolmap
+import pyproj
 import pytest
 
 from anchor3r import load_map, map_source
@@ -324,6 +328,41 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:
         assert scene_map.trajectory_names() == ["online"]
+
+
+def test_exports_of_a_placed_map_are_in_metres_and_on_the_earth(folder: Path, tmp_path: Path) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    offset = str(3 * (times[1] - times[0]))
+    gnss = ["--gnss", str(tmp_path / "gnss.csv"), "--gnss-offset", offset]
+    assert main(["refine", str(folder), "--no-loops", *gnss]) == 0
+    for form in ("geojson", "gpx", "kml", "laz", "colmap", "nerfstudio"):
+        assert main(["export", str(folder), "--format", form, "--out", str(tmp_path / f"o.{form}")]) == 0
+    true = DATUM.to_geodetic(local)
+    line = json.loads((tmp_path / "o.geojson").read_text())["features"][0]["geometry"]["coordinates"]
+    gpx = [
+        [float(p.attrib["lon"]), float(p.attrib["lat"]), float(p.find("{*}ele").text)]
+        for p in ElementTree.parse(tmp_path / "o.gpx").iterfind(".//{*}trkpt")
+    ]
+    (text,) = [e.text for e in ElementTree.parse(tmp_path / "o.kml").iterfind(".//{*}coordinates")]
+    kml = [[float(number) for number in triple.split(",")] for triple in text.split()]
+    for path in (line, gpx, kml):
+        found = DATUM.to_local(np.array(path)[:, [1, 0, 2]])
+        assert np.linalg.norm(found - DATUM.to_local(true), axis=1).max() < 3 * NOISE_M
+    cloud = laspy.read(tmp_path / "o.laz")
+    assert cloud.header.parse_crs().to_epsg() == 32632
+    to_utm = pyproj.Transformer.from_crs(4326, 32632, always_xy=True)
+    east, north = to_utm.transform(true[:, 1], true[:, 0])
+    assert np.all(cloud.header.mins[:2] < [east.max(), north.max()])
+    assert np.all(cloud.header.maxs[:2] > [east.min(), north.min()])
+    apart = np.linalg.norm(local[200] - local[20])
+    images = {i.name: i for i in pycolmap.Reconstruction(tmp_path / "o.colmap/sparse/0").images.values()}
+    ends = [images[f"{k:06}.jpg"].projection_center() for k in (20, 200)]
+    assert np.linalg.norm(ends[1] - ends[0]) == pytest.approx(apart, rel=0.02)
+    frames = json.loads((tmp_path / "o.nerfstudio/transforms.json").read_text())["frames"]
+    place = {f["file_path"]: np.array(f["transform_matrix"])[:3, 3] for f in frames}
+    ends = [place[f"images/{k:06}.jpg"] for k in (20, 200)]
+    assert np.linalg.norm(ends[1] - ends[0]) == pytest.approx(apart, rel=0.02)
 
 
 def test_components_with_few_positions_are_left_where_they_are(folder: Path, tmp_path: Path) -> None:
