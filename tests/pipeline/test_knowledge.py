@@ -21,6 +21,7 @@ from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import quat_from_rotation, so3_exp
 from anchor3r.pipeline.knowledge import MapKnowledge, PriorSettings, gather
+from anchor3r.pipeline.placing import GNSS_SIGMA_M
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.report.picture import scenes_of
 from anchor3r.worlds.world import WorldConfig, make_world
@@ -328,6 +329,23 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:
         assert scene_map.trajectory_names() == ["online"]
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_few_positions_without_spreads_are_not_believed_beyond_their_noise(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    times, local = places(folder)
+    rows, rng = np.arange(10, 230, 12), np.random.default_rng(seed)
+    geodetic = DATUM.to_geodetic(local[rows] + NOISE_M * rng.normal(size=(len(rows), 3)))
+    lines = [
+        f"{float(times[row])!r},{latitude:.10f},{longitude:.10f},{up:.4f}"
+        for row, (latitude, longitude, up) in zip(rows, geodetic, strict=True)
+    ]
+    (tmp_path / "gnss.csv").write_text("\n".join(["time,latitude,longitude,altitude", *lines]))
+    (kind,) = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv")["priors"]
+    assert kind["cut"] == 0
+    assert 0.8 * NOISE_M < GNSS_SIGMA_M * kind["spread"] < 1.2 * NOISE_M
 
 
 def test_exports_of_a_placed_map_are_in_metres_and_on_the_earth(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -406,6 +407,7 @@ class _Refinement:
         drift = self._measured_drift(alone, known, noise_of_windows)
         if drift is not None:
             self._trust_windows(drift, noise_of_windows)
+            known = known.changed(_first_positions(known.kinds), partial(replace, white=drift.white))
         else:
             self._trust_scales(alone, known)
             self._trust_directions(alone, known, noise_of_windows)
