@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -554,13 +553,14 @@ def _scale_along(estimated: Float, true: Float, stretch_m: float) -> Float:
     return np.asarray((own[last] - own[first]) / (along[last] - along[first]), np.float64)
 
 
-def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
-    """CPU seconds of the joint solve of a route with and without positions.
+def cost(frames: int = 18800, priors: int = 2000, seed: int = 1, repeats: int = 5) -> None:
+    """CPU seconds of the joint solve of a route with and without positions, in the median.
 
     Args:
         frames: Length of the route.
         priors: How many of its frames have a position.
         seed: Of the route and its noise.
+        repeats: How often each is solved, in turn.
     """
     route = synthetic_graph(SyntheticConfig(num_frames=frames, seed=seed, scale_drift=1.5, scale_walk=0.002))
     start, config = estimate_trajectory(route.graph.edges), RefineConfig(scale="free")
@@ -579,14 +579,14 @@ def cost(frames: int = 18800, priors: int = 2000, seed: int = 1) -> None:
         )
     )
 
-    def seconds(solve: Callable[[], Any]) -> tuple[float, Any]:
+    def seconds(known: Knowledge | None) -> float:
         started = time.process_time()
-        found = solve()
-        return time.process_time() - started, found
+        refine_poses(route.graph, start, config, known=known)
+        return time.process_time() - started
 
-    refine_poses(route.graph, start, config, known=known)  # compiles
-    without, _ = seconds(lambda: refine_poses(route.graph, start, config)[0])
-    with_priors, refined = seconds(lambda: refine_poses(route.graph, start, config, known=known)[0])
+    refined, _ = refine_poses(route.graph, start, config, known=known)  # compiles
+    taken = [(seconds(None), seconds(known)) for _ in range(repeats)]
+    without, with_priors = np.median(taken, axis=0)
     error = np.linalg.norm(refined.camera_from_world.center() - true, axis=1)
     print(
         f"{frames} frames: {without:.1f} CPU s without and {with_priors:.1f} with {priors} positions "

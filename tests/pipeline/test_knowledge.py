@@ -5,15 +5,23 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
+import laspy
 import numpy as np
+import pycolmap
+import pyproj
 import pytest
 
 from anchor3r import load_map, map_source
 from anchor3r.cli.main import main
+from anchor3r.errors import Anchor3RError
 from anchor3r.geodesy import WORLD_FROM_LOCAL, Datum
 from anchor3r.geometry import quat_from_rotation, so3_exp
+from anchor3r.pipeline.knowledge import MapKnowledge, PriorSettings, gather
+from anchor3r.pipeline.placing import GNSS_SIGMA_M
 from anchor3r.pipeline.settings import MapSettings
 from anchor3r.report.picture import scenes_of
 from anchor3r.worlds.world import WorldConfig, make_world
@@ -81,6 +89,9 @@ def test_positions_place_a_map_though_some_are_wrong_and_the_clock_is_off(
     wrong = write_fixes(tmp_path / "gnss.csv", times, local)
     summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", "auto")
     assert summary["units"] == "m"
+    true_length = np.linalg.norm(np.diff(local, axis=0), axis=1).sum()
+    assert summary["path_length"] == pytest.approx(true_length, rel=0.02)
+    assert summary["moved_max"] < 0.05 * true_length  # that it became metres is no motion
     assert abs(summary["clock_offset_s"] - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
     with open(folder / "priors.csv") as file:
         table = list(csv.DictReader(file))
@@ -129,6 +140,47 @@ def test_a_clock_is_found_by_positions_at_the_very_moments_of_frames(
     assert abs(summary["clock_offset_s"] - late_s) < 4 * summary["clock_offset_sigma_s"] < 0.4
 
 
+def test_a_clock_of_another_epoch_is_found_from_a_stated_start(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    write_fixes(tmp_path / "here.csv", times, local)
+    head, *rows = (tmp_path / "here.csv").read_text().splitlines()
+    moments = [row.split(",", 1) for row in rows]
+    later = [f"{float(moment) + 1.7e9:.6f},{rest}" for moment, rest in moments]
+    (tmp_path / "gnss.csv").write_text("\n".join([head, *later]))
+    arguments = ["--gnss", tmp_path / "gnss.csv", "--gnss-offset"]
+    summary = refine(capsys, folder, *arguments, "auto:-1699999999.5")
+    offset_s = summary["clock_offset_s"] + 1.7e9
+    assert abs(offset_s - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
+    arguments = ["refine", folder, "--no-loops", *arguments, "auto:-1700000001.2"]
+    assert main([*map(str, arguments)]) == 0
+    assert "refine again with --gnss-offset auto:-1699999999." in capsys.readouterr().out
+
+
+def test_an_antenna_beside_the_camera_does_not_move_the_map(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, local = places(folder)
+    with load_map(folder) as scene_map:
+        true = scene_map.true_trajectory()
+    assert true is not None
+    antenna = np.array([0.5, -1.0, -6.0])
+    arm = np.swapaxes(true.rotation, 1, 2) @ antenna @ so3_exp([0.0, 0.7, 0.0]).T @ WORLD_FROM_LOCAL
+    write_fixes(tmp_path / "gnss.csv", times, local + arm)
+    errors = []
+    for stated in (antenna, np.zeros(3)):
+        refine(
+            capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", CLOCK_S, "--antenna", *stated
+        )
+        with load_map(folder) as scene_map:
+            datum, trajectory = scene_map.datum("offline"), scene_map.trajectory("offline")
+        assert datum is not None
+        found = DATUM.to_local(datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL))
+        errors.append(np.sqrt(((found - local) ** 2).sum(1).mean()))
+    assert errors[0] < NOISE_M < errors[1]
+
+
 def test_exchanged_latitude_and_longitude_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,6 +193,16 @@ def test_exchanged_latitude_and_longitude_are_refused(
     assert "line 2 to line" in said
     write_exact_fixes(path, times, local)
     refine(capsys, folder, "--gnss", path)
+
+
+@pytest.mark.parametrize("offset", ["auto:-0.5", "auto:0.5", "auto:1"])
+def test_a_clock_that_is_off_does_not_exchange_coordinates(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: str
+) -> None:
+    times, local = places(folder)
+    write_fixes(tmp_path / "gnss.csv", times, local)
+    summary = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv", "--gnss-offset", offset)
+    assert abs(summary["clock_offset_s"] - CLOCK_S) < 4 * summary["clock_offset_sigma_s"] < 0.4
 
 
 def test_a_camera_that_stands_still_leaves_the_scale_open(
@@ -222,6 +284,11 @@ def test_surveyed_cameras_place_a_map(
         (["--distance", "3:64,2", "9", "1"], "has 64×48 pixels"),
         (["--gnss", "none.csv"], "No such file"),
         (["--gnss", "far.csv"], "no time in common"),
+        (["--gnss", "far.csv"], "--gnss-offset SECONDS (-1000000000.0 if both begin at once)"),
+        (["--gnss", "milli.csv"], "milliseconds?"),
+        (["--gnss", "nan.csv"], "line 4 of nan.csv has a position that is not a number"),
+        (["--gnss", "far.csv", "--gnss-offset", "auto:soon"], "seconds, auto or auto:SECONDS"),
+        (["--speed", "far.txt"], "write times of the frames into the file"),
         (["--gnss", "still.csv"], "tell neither scale nor direction"),
         (["--gnss", "few.csv"], "it takes 4"),
         (["--gnss", "far.csv", "--gnss-sigma", "0"], "must lie in 1e-09 … 1e+09"),
@@ -247,6 +314,10 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     monkeypatch.chdir(tmp_path)
     head = "time,latitude,longitude,altitude,sigma\n"
     Path("far.csv").write_text(head + "".join(f"{1e9 + k},48,11.{k},0,1\n" for k in range(9)))
+    Path("milli.csv").write_text(head + "".join(f"{1e9 + 5e4 * k},48,11.{k},0,1\n" for k in range(9)))
+    rows = [f"{0.5 + 0.2 * k},{'nan' if k == 2 else 48},11.{k},0,1\n" for k in range(9)]
+    Path("nan.csv").write_text(head + "".join(rows))
+    Path("far.txt").write_text("1000000000 5\n1000000001 5\n")
     Path("still.csv").write_text(head + "".join(f"{0.5 + 0.2 * k},48,11,0,1\n" for k in range(9)))
     Path("few.csv").write_text(head + "0.5,48,11,0,1\n1,48.01,11,0,1\n")
     Path("two.txt").write_text("3 0 0 0 0.1\n9 1 0 0 0.1\n")
@@ -258,6 +329,91 @@ def test_what_cannot_place_a_map_is_refused_and_changes_nothing(
     assert complaint in capsys.readouterr().err
     with load_map(folder) as scene_map:
         assert scene_map.trajectory_names() == ["online"]
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_few_positions_without_spreads_are_not_believed_beyond_their_noise(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    times, local = places(folder)
+    rows, rng = np.arange(10, 230, 12), np.random.default_rng(seed)
+    geodetic = DATUM.to_geodetic(local[rows] + NOISE_M * rng.normal(size=(len(rows), 3)))
+    lines = [
+        f"{float(times[row])!r},{latitude:.10f},{longitude:.10f},{up:.4f}"
+        for row, (latitude, longitude, up) in zip(rows, geodetic, strict=True)
+    ]
+    (tmp_path / "gnss.csv").write_text("\n".join(["time,latitude,longitude,altitude", *lines]))
+    (kind,) = refine(capsys, folder, "--gnss", tmp_path / "gnss.csv")["priors"]
+    assert kind["cut"] == 0
+    assert 0.8 * NOISE_M < GNSS_SIGMA_M * kind["spread"] < 1.2 * NOISE_M
+
+
+def test_exports_of_a_placed_map_are_in_metres_and_on_the_earth(folder: Path, tmp_path: Path) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    offset = str(3 * (times[1] - times[0]))
+    gnss = ["--gnss", str(tmp_path / "gnss.csv"), "--gnss-offset", offset]
+    assert main(["refine", str(folder), "--no-loops", *gnss]) == 0
+    for form in ("geojson", "gpx", "kml", "laz", "colmap", "nerfstudio"):
+        assert main(["export", str(folder), "--format", form, "--out", str(tmp_path / f"o.{form}")]) == 0
+    true = DATUM.to_geodetic(local)
+    line = json.loads((tmp_path / "o.geojson").read_text())["features"][0]["geometry"]["coordinates"]
+    gpx = [
+        [float(p.attrib["lon"]), float(p.attrib["lat"]), float(p.find("{*}ele").text)]
+        for p in ElementTree.parse(tmp_path / "o.gpx").iterfind(".//{*}trkpt")
+    ]
+    (text,) = [e.text for e in ElementTree.parse(tmp_path / "o.kml").iterfind(".//{*}coordinates")]
+    kml = [[float(number) for number in triple.split(",")] for triple in text.split()]
+    for path in (line, gpx, kml):
+        found = DATUM.to_local(np.array(path)[:, [1, 0, 2]])
+        assert np.linalg.norm(found - DATUM.to_local(true), axis=1).max() < 3 * NOISE_M
+    cloud = laspy.read(tmp_path / "o.laz")
+    assert cloud.header.parse_crs().to_epsg() == 32632
+    to_utm = pyproj.Transformer.from_crs(4326, 32632, always_xy=True)
+    east, north = to_utm.transform(true[:, 1], true[:, 0])
+    assert np.all(cloud.header.mins[:2] < [east.max(), north.max()])
+    assert np.all(cloud.header.maxs[:2] > [east.min(), north.min()])
+    apart = np.linalg.norm(local[200] - local[20])
+    images = {i.name: i for i in pycolmap.Reconstruction(tmp_path / "o.colmap/sparse/0").images.values()}
+    ends = [images[f"{k:06}.jpg"].projection_center() for k in (20, 200)]
+    assert np.linalg.norm(ends[1] - ends[0]) == pytest.approx(apart, rel=0.02)
+    frames = json.loads((tmp_path / "o.nerfstudio/transforms.json").read_text())["frames"]
+    place = {f["file_path"]: np.array(f["transform_matrix"])[:3, 3] for f in frames}
+    ends = [place[f"images/{k:06}.jpg"] for k in (20, 200)]
+    assert np.linalg.norm(ends[1] - ends[0]) == pytest.approx(apart, rel=0.02)
+
+
+def test_components_with_few_positions_are_left_where_they_are(folder: Path, tmp_path: Path) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    with load_map(folder) as scene_map:
+        odometry = scene_map.odometry()
+    late = len(times) - 20
+    apart = replace(odometry, component=(np.arange(len(times)) >= late).astype(np.int64))
+    settings = PriorSettings(gnss=str(tmp_path / "gnss.csv"))
+    known = gather(settings, apart, odometry.frames)
+    assert known is not None
+    (positions,) = known.known.kinds
+    assert positions.rows.max() < late
+    assert 0 < known.left_out < 4
+    assert known.unplaced(apart) == [1]
+    scattered = replace(odometry, component=np.arange(len(times), dtype=np.int64))
+    with pytest.raises(Anchor3RError, match="it takes 4 on one component"):
+        gather(settings, scattered, odometry.frames)
+
+
+def test_poses_of_which_a_component_is_not_placed_have_no_place_as_a_whole(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, local = places(folder)
+    write_exact_fixes(tmp_path / "gnss.csv", times, local)
+    monkeypatch.setattr(MapKnowledge, "unplaced", lambda *_: [1])
+    assert main(["refine", str(folder), "--no-loops", "--gnss", str(tmp_path / "gnss.csv")]) == 0
+    assert "too little is known of components 1" in capsys.readouterr().out
+    with load_map(folder) as scene_map:
+        found = [(scene_map.units("offline", k), scene_map.datum("offline", k)) for k in (None, 0, 1)]
+    assert [units for units, _ in found] == ["units", "m", "units"]
+    assert [datum is None for _, datum in found] == [True, False, True]
 
 
 def test_a_map_without_a_place_is_not_exported_to_globes(

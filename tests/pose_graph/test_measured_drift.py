@@ -7,7 +7,7 @@ import pytest
 
 from anchor3r.geometry import so3_exp
 from anchor3r.pose_graph.drift import WindowNoise
-from anchor3r.pose_graph.measured_drift import SlowNoiseKnots, drift_rate, measure_drift
+from anchor3r.pose_graph.measured_drift import SlowNoiseKnots, _Process, drift_rate, measure_drift
 from anchor3r.pose_graph.placement import MeasuredDrift
 from anchor3r.pose_graph.pose_system import PoseState
 from anchor3r.pose_graph.priors import Positions, PriorSystem
@@ -64,6 +64,29 @@ def test_the_slow_noise_of_a_receiver_is_not_taken_for_drift() -> None:
     assert np.sqrt(drift.slow) > 1.0
     assert drift.rotation_rate < 3e-4
     assert drift.scale_rate < 1e-3
+
+
+def test_the_slope_of_the_likelihood_is_that_of_its_differences() -> None:
+    rng = np.random.default_rng(2)
+    center = np.cumsum(rng.normal(size=(200, 3)), 0)
+    rows = np.arange(0, 198, 9)[:, None] + np.array([0, 1])
+    positions = Positions(
+        rows=rows,
+        fraction=np.full(len(rows), 0.3),
+        position=center[rows[:, 0]] + rng.normal(size=(len(rows), 3)),
+        information=np.tile(np.diag([1.0, 0.25, 1.0]), (len(rows), 1, 1)),
+        velocity_per_way=np.full(len(rows), 10.0),
+        moment_s=0.9 * np.arange(len(rows)),
+    )
+    state = PoseState(np.tile(np.eye(3), (200, 1, 1)), center, np.zeros(200))
+    process = _Process(state, np.arange(200), positions)
+    logs = np.log([1e-6, 4e-5, 1.3, 0.4, 12.0])
+    _, slope, information = process._negative_likelihood(np.exp(logs))
+    for axis in range(5):
+        off = 1e-5 * np.eye(5)[axis]
+        ahead, behind = (process._negative_likelihood(np.exp(logs + sign * off))[0] for sign in (1, -1))
+        assert slope[axis] == pytest.approx((ahead - behind) / 2e-5, rel=1e-4, abs=1e-4)
+    assert np.linalg.eigvalsh(information).min() > -1e-12
 
 
 def test_few_positions_tell_nothing() -> None:

@@ -11,6 +11,7 @@ import tyro
 from anchor3r.cli.map import Switch
 from anchor3r.cli.output import Json
 from anchor3r.cli.progress import stages
+from anchor3r.pipeline.placing import CLOCK_REACH_S
 from anchor3r.pipeline.settings import NOT_A_RECONSTRUCTION, RefineSettings
 from anchor3r.store import OFFLINE
 from anchor3r.store.fused import FUSED
@@ -71,8 +72,9 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
         if kind["contradicting"]:
             lines.append(
                 f"WARNING: these contradict one another or the map, by {kind['spread']:.3g} times what is "
-                f"stated or assumed: {', '.join(kind['contradicting'])}; check them and their clock, or "
-                "state a larger spread"
+                f"stated or assumed: {', '.join(kind['contradicting'])}; check them"
+                + (" and their clock" if kind["kind"] == "position" else "")
+                + ", or state a larger spread"
             )
     if "drift" in summary:
         drift = summary["drift"]
@@ -95,6 +97,11 @@ def _priors_in_words(summary: dict[str, Any]) -> list[str]:
             f"clock of the positions: {summary['clock_offset_s']:+.3f} ± "
             f"{summary['clock_offset_sigma_s']:.3f} s"
         )
+        if abs(summary["clock_offset_s"] - summary["clock_stated_s"]) > CLOCK_REACH_S:
+            lines.append(
+                "WARNING: the clock was looked for from too far away, and the noise of the positions taken "
+                f"for larger: refine again with --gnss-offset auto:{summary['clock_offset_s']:.2f}"
+            )
     if summary.get("units") == "m":
         lines.append(f"the map is in metres; its scale is known to {summary['scale_sigma']:.2%}")
         if summary["scale_sigma"] > _LOOSE_SCALE_SIGMA:
@@ -115,12 +122,18 @@ def _in_words(summary: dict[str, Any]) -> str:
         f"{summary['accepted']} of {summary['loop_events']} loop events accepted",
         *(f"  {count} × {reason}" for reason, count in summary["reasons"].items()),
         f"poses moved by {summary['moved_median']:.3g} (median) and {summary['moved_max']:.3g} (most), "
-        f"on a path of {summary['path_length']:.4g}",
+        f"on a path of {summary['path_length']:.4g}"
+        + (f" {summary['units']}, the two paths laid onto one another" if "priors" in summary else ""),
         seconds,
     ]
     lines += _priors_in_words(summary)
     if summary["components"] > 1:
         lines.append(f"{summary['components']} components, which no measurement relates")
+    if summary["unplaced"]:
+        lines.append(
+            f"WARNING: too little is known of components {', '.join(map(str, summary['unplaced']))} to place "
+            "them: they are where and as large as they were, and exports name a place with --component only"
+        )
     if summary["ground_truth_predictor"]:
         lines.append(NOT_A_RECONSTRUCTION)
     if (Path(summary["map"]) / FUSED).exists():

@@ -248,9 +248,15 @@ def _write_path_on_earth(chosen: Selection, out: Path, format: str) -> str:
 
     datum, trajectory = _datum(chosen), chosen.trajectory
     if datum is None:
+        placed = [label for label, found in _datums(chosen) if found is not None]
         raise Anchor3RError(
             f"{chosen.scene_map.folder}: the {chosen.poses} poses have no place on the Earth, which {format} "
-            "needs; map or refine with --gnss FILE first"
+            "needs; "
+            + (
+                f"only their components {', '.join(map(str, placed))} have one: choose with --component"
+                if placed
+                else "map or refine with --gnss FILE first"
+            )
         )
     geodetic = datum.to_geodetic(trajectory.center @ WORLD_FROM_LOCAL)
     name = f"{chosen.scene_map.folder.name} ({chosen.poses})"
@@ -265,10 +271,15 @@ def _write_path_on_earth(chosen: Selection, out: Path, format: str) -> str:
 
 def _datum(chosen: Selection) -> Datum | None:
     """Of the poses; None if a component of those that are written has no place on the Earth."""
+    found = [datum for _, datum in _datums(chosen)]
+    return None if None in found else found[0]
+
+
+def _datums(chosen: Selection) -> list[tuple[int, Datum | None]]:
+    """Components of those that are written, and where on the Earth each has its origin."""
     assert chosen.trajectory.component is not None
     labels = np.unique(chosen.trajectory.component).tolist()
-    found = [chosen.scene_map.datum(chosen.poses, component) for component in labels]
-    return None if None in found else found[0]
+    return [(label, chosen.scene_map.datum(chosen.poses, label)) for label in labels]
 
 
 def _write_cloud(chosen: Selection, out: Path, format: str) -> str:

@@ -25,6 +25,7 @@ from anchor3r.pipeline.directions import read_directions
 from anchor3r.pipeline.distances import PointReader, Taped, distance_priors, insist_on_lengths
 from anchor3r.pipeline.ground_heights import GroundHeights
 from anchor3r.pipeline.placing import (
+    CLOCK_REACH_S,
     MAX_INTERVAL_S,
     MetricFixes,
     PositionSettings,
@@ -32,7 +33,15 @@ from anchor3r.pipeline.placing import (
 )
 from anchor3r.pipeline.surveyed import read_surveyed
 from anchor3r.pose_graph.placement import Knowledge, MeasuredDrift, MovingClock, Placed
-from anchor3r.pose_graph.priors import Directions, Distances, Headings, Positions, PriorKind, Scales
+from anchor3r.pose_graph.priors import (
+    Directions,
+    Distances,
+    Headings,
+    Poses,
+    Positions,
+    PriorKind,
+    Scales,
+)
 from anchor3r.sources.positions import read_fixes
 from anchor3r.trajectory import Trajectory
 
@@ -47,6 +56,8 @@ _DOUBTED, _NAMED = 4.0, 3
 """Times that errors are larger than priors of a kind state, from which on a warning names so many of them."""
 _OPEN_SCALE_SIGMA = 0.35
 """Of a log scale, from which on the map could be twice as large, or half, with a probability of 5 %."""
+_NOT_SECONDS = 300.0
+"""Times the length of a map, from which on times that have none in common with it may not be seconds."""
 _LEAST_WAY = 3.0
 """How many standard deviations of a position the track has to be long."""
 
@@ -108,6 +119,8 @@ class MapKnowledge:
     """of positions on the Earth"""
     left_out: int = 0
     """positions at times at which no frame has a pose"""
+    clock_stated_s: float = 0.0
+    """the offset of the clock of positions from which its estimate began"""
 
     def summary(self, placed: Placed) -> dict[str, Any]:
         """What became of the priors (JSON)."""
@@ -138,10 +151,21 @@ class MapKnowledge:
             summary["datum"] = self.datum.as_dict()
         if self.known.clock is not None:
             summary |= {
-                "clock_offset_s": placed.clock_offset_s,
+                "clock_stated_s": self.clock_stated_s,
+                "clock_offset_s": self.clock_stated_s + placed.clock_offset_s,
                 "clock_offset_sigma_s": placed.clock_sigma_s,
             }
         return summary
+
+    def unplaced(self, refined: Trajectory) -> list[int]:
+        """Components of more than a frame of the refined poses that nothing places, where others are."""
+        kinds = [kind for kind in self.known.kinds if isinstance(kind, Positions | Poses)]
+        if not kinds or refined.component is None:
+            return []
+        frames = np.concatenate([kind.rows.ravel() for kind in kinds])
+        labels, counts = np.unique(refined.component, return_counts=True)
+        placed = refined.component[np.isin(refined.frames, frames)]
+        return [int(label) for label in np.setdiff1d(labels[counts > 1], placed)]
 
     def _contradicting(self, index: int, placed: Placed) -> list[str]:
         """The worst of a kind whose priors miss what is stated or assumed by far; none where they do not."""
@@ -233,7 +257,7 @@ def gather(
     if settings.gnss is not None:
         track = _Track.read(settings.gnss, settings, known)
         datum, left_out = track.datum, track.left_out
-        if settings.gnss_offset == "auto":
+        if settings.is_offset_open:
             clock = MovingClock(at=track.at, index=len(kinds))
         kinds.append(track.at(0.0))
         entries.append(track.entries)
@@ -255,8 +279,9 @@ def gather(
     for kind, names in zip(kinds, entries, strict=True):
         _insist_on_sane(kind, names)
     return MapKnowledge(
-        known=Knowledge(kinds=tuple(kinds), clock=clock), entries=entries, datum=datum, left_out=left_out
-    )
+        known=Knowledge(kinds=tuple(kinds), clock=clock), entries=entries, datum=datum, left_out=left_out,
+        clock_stated_s=settings.stated_offset_s,
+    )  # fmt: skip
 
 
 def _insist_on_sane(kind: PriorKind, names: Sequence[str]) -> None:
@@ -303,7 +328,9 @@ def _speeds(path: Path, sigma: float, trajectory: Trajectory) -> tuple[Distances
     length = np.interp(middle, *table.T) * interval
     inside &= sigma * length >= LIMITS.least_sigma  # at rest nothing is told of the scale
     if not inside.any():
-        raise Anchor3RError(_no_common_time(path, table[[0, -1], 0], times))
+        raise Anchor3RError(
+            f"{_no_common_time(path, table[[0, -1], 0], times)}; write times of the frames into the file"
+        )
     at = np.flatnonzero(inside)
     rows = np.stack([trajectory.frames[at], trajectory.frames[at + 1]], 1)
     information = (sigma * length[at])[:, None, None] ** -2.0
@@ -317,11 +344,11 @@ def _times(trajectory: Trajectory, path: Path) -> Float:
     return trajectory.timestamps_s
 
 
-def _no_common_time(path: Path, span_s: Sequence[float] | Float, times: Float) -> str:
+def _no_common_time(path: Path, span_s: Float, times: Float) -> str:
     return (
         f"{path} tells of times {span_s[0]:.3f} to {span_s[-1]:.3f} s, the map's frames are of "
-        f"{times[0]:.3f} to {times[-1]:.3f} s: they have no time in common; state the difference of the "
-        "clocks with --gnss-offset SECONDS"
+        f"{times[0]:.3f} to {times[-1]:.3f} s: they have no time in common"
+        + (", nor a similar length (milliseconds?)" if _NOT_SECONDS * np.ptp(times) < np.ptp(span_s) else "")
     )
 
 
@@ -351,23 +378,26 @@ class _Track:
         # Photographs may be in another order than that of their times.
         trajectory = trajectory.select(np.argsort(_times(trajectory, path), kind="stable"))
         times = _times(trajectory, path)
-        stated = 0.0 if settings.gnss_offset == "auto" else float(settings.gnss_offset)
-        moments = fixes.times_s + stated
+        moments = fixes.times_s + settings.stated_offset_s
         inside = (moments >= times[0]) & (moments <= times[-1])
         if not inside.any():
-            raise Anchor3RError(_no_common_time(path, moments, times))
+            raise Anchor3RError(
+                f"{_no_common_time(path, moments, times)}; state the difference of the clocks with "
+                f"--gnss-offset SECONDS ({times[0] - fixes.times_s[0]:.1f} if both begin at once)"
+            )
         metric = MetricFixes.of(fixes, settings.gnss_sigma, inside)
         track = _Track(
             times_s=moments, position=metric.position,
             information=np.eye(3) * metric.sigma[:, None, :] ** -2.0,
             is_spread_known=metric.is_spread_known,
             antenna=np.array(settings.antenna), entries=fixes.entries, datum=metric.datum, left_out=0,
-            is_clock_open=settings.gnss_offset == "auto", trajectory=trajectory,
+            is_clock_open=settings.is_offset_open, trajectory=trajectory,
         )  # fmt: skip
         usable = track._usable(0.0)
-        if settings.gnss_offset == "auto":
-            # So that a clock may be moved by a second without losing its ends.
-            usable &= (moments >= times[0] + 1) & (moments <= times[-1] - 1)
+        if settings.is_offset_open:
+            # So that the clock may be moved without losing its ends.
+            usable &= (moments >= times[0] + CLOCK_REACH_S) & (moments <= times[-1] - CLOCK_REACH_S)
+        usable = track._on_placeable(path, usable)
         track = replace(track.select(usable), left_out=int((~usable).sum()))
         track.insist_on_motion(path, metric.sigma[usable])
         center, down = track.path()
@@ -385,12 +415,22 @@ class _Track:
             entries=[name for name, taken in zip(self.entries, which, strict=True) if taken],
         )
 
-    def insist_on_motion(self, path: Path, sigma: Float) -> None:
-        if len(self.times_s) < _LEAST_POSITIONS:
+    def _on_placeable(self, path: Path, usable: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(k,) of usable positions (k,) those on components that have enough of them."""
+        component, (before, _) = self.trajectory.component, self._bracket(0.0)
+        if component is None:
+            component = np.zeros(len(self.trajectory), np.int64)
+        exact = self._exact(0.0)
+        label = component[np.where(exact >= 0, exact, before)]
+        enough = np.bincount(label[usable], minlength=component.max() + 1) >= _LEAST_POSITIONS
+        if not enough.any():
             raise Anchor3RError(
-                f"{path}: {len(self.times_s)} of its positions are at times at which frames of the map have "
-                f"a pose; it takes {_LEAST_POSITIONS} to place a map"
+                f"{path}: {int(usable.sum())} of its positions are at times at which frames of the map have "
+                f"a pose; it takes {_LEAST_POSITIONS} on one component to place it"
             )
+        return np.asarray(usable & enough[label])
+
+    def insist_on_motion(self, path: Path, sigma: Float) -> None:
         extent = float(np.ptp(self.position, 0).max())
         if extent < _LEAST_WAY * float(np.median(sigma[:, 0])):
             raise Anchor3RError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ Int = NDArray[np.int64]
 
 GNSS_SIGMA_M = 3.0
 """Standard deviation of positions that do not tell theirs; only its shape matters, its size is measured."""
+CLOCK_REACH_S = 1.0
+"""So far a clock that is estimated may be off from where the estimate begins."""
 MAX_INTERVAL_S = 2.0
 """Frames farther apart do not tell where the camera was in between."""
 _POLE_DEG = 90.0
@@ -55,9 +57,9 @@ class PositionSettings:
     metres), .srt of a drone, .mp4 of a GoPro, a recording with NavSatFix messages (FILE?topic=NAME if there
     are several), a folder of images with geotags, or an oxts folder of KITTI. The map becomes metric and
     georeferenced."""
-    gnss_offset: float | Literal["auto"] = 0.0
-    """Seconds to add to the times of positions so that they are those of the frames; auto estimates it, in a
-    finished map."""
+    gnss_offset: float | str = 0.0
+    """Seconds to add to the times of positions so that they are those of the frames. In a finished map auto
+    estimates them, and auto:SECONDS from such on that are right to a second, as of a video and a clock."""
     gnss_sigma: float | None = None
     """Standard deviation of positions in metres, in place of what the file says."""
     antenna: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -71,8 +73,24 @@ class PositionSettings:
             )
         if not np.isfinite(self.antenna).all():
             raise Anchor3RError(f"--antenna has to be three numbers, not {self.antenna}")
-        if self.gnss_offset != "auto" and not np.isfinite(self.gnss_offset):
-            raise Anchor3RError(f"--gnss-offset has to be seconds or auto, not {self.gnss_offset}")
+        if not np.isfinite(self.stated_offset_s):
+            raise Anchor3RError(
+                f"--gnss-offset has to be seconds, auto or auto:SECONDS, not {self.gnss_offset}"
+            )
+
+    @property
+    def is_offset_open(self) -> bool:
+        """Whether the offset of the clock is to be estimated."""
+        return isinstance(self.gnss_offset, str) and self.gnss_offset.partition(":")[0] == "auto"
+
+    @property
+    def stated_offset_s(self) -> float:
+        """Where the estimate begins, or the offset itself; not a number if it is none."""
+        text = str(self.gnss_offset).removeprefix("auto:") if self.is_offset_open else self.gnss_offset
+        try:
+            return 0.0 if text == "auto" else float(text)
+        except ValueError:
+            return float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +140,7 @@ def exchanged_coordinates(fixes: PositionFixes, chosen: Int, center: Float, down
         latitude, longitude, altitude = places[0].tolist()
         datum = Datum(latitude_deg=latitude, longitude_deg=longitude, altitude_m=altitude)
         target = datum.to_local(places) @ WORLD_FROM_LOCAL.T
-        found, near = robust_similarity(center, target)
+        found, near = robust_similarity(center, target, right=_MOST)
         extent = float(np.median(np.linalg.norm(target - np.median(target, 0), axis=1)))
         misfit.append(float(np.quantile(np.linalg.norm(found.apply(center) - target, axis=1), _MOST)))
         is_upright.append(float((down @ np.asarray(found.rotation).T)[:, 1].mean()) > 0)
@@ -235,7 +253,7 @@ class OnlinePlacer:
     """Places a growing map by positions whose times are those of its frames."""
 
     def __init__(self, settings: PositionSettings, config: OnlinePlacementConfig | None = None) -> None:
-        if settings.gnss_offset == "auto":
+        if settings.is_offset_open:
             raise Anchor3RError(
                 "--gnss-offset auto estimates the offset in a finished map, with anchor3r refine; while a "
                 "map grows it has to be stated in seconds"
@@ -243,7 +261,7 @@ class OnlinePlacer:
         self._settings, self._config = settings, config or OnlinePlacementConfig()
         assert settings.gnss is not None
         self._fixes = read_fixes(settings.gnss)
-        self._moment_s = self._fixes.times_s + float(settings.gnss_offset)
+        self._moment_s = self._fixes.times_s + settings.stated_offset_s
         self._metric: MetricFixes | None = None
         self._state = _State()
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.geometry import umeyama
 from anchor3r.limits import LIMITS
 from anchor3r.loops.reinsertion import FrameReader
 from anchor3r.pipeline.distances import point_reader
@@ -190,7 +191,12 @@ def _summary(
     placed = solution.placed
     refined, online = solution.trajectory, scene_map.trajectory(placed=False)
     assert refined.component is not None
-    moved = np.linalg.norm(refined.center - online.center, axis=1)
+    before = online.center.copy()
+    if placed is not None:  # in another scale, and elsewhere
+        for label in np.unique(refined.component):
+            rows = refined.component == label
+            before[rows] = umeyama(before[rows], refined.center[rows]).apply(before[rows])
+    moved = np.linalg.norm(refined.center - before, axis=1)
     return {
         "poses": name,
         "ground_truth_predictor": bool(scene_map.meta.get("ground_truth_predictor")),
@@ -203,8 +209,9 @@ def _summary(
         "reasons": dict(Counter(loop.reason for loop in solution.loops)),
         "moved_median": float(np.median(moved)),
         "moved_max": float(moved.max()),
-        "path_length": online.path_length(),
+        "path_length": (online if placed is None else refined).path_length(),
         "scale_range": float(np.exp(np.ptp(refined.log_scale))) if refined.log_scale is not None else 1.0,
         "solver": solution.report.as_dict(),
         **({"units": "units"} if known is None or placed is None else known.summary(placed)),
+        "unplaced": [] if known is None else known.unplaced(refined),
     }

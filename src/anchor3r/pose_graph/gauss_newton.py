@@ -86,7 +86,8 @@ def minimise(
     """Steps until the cost falls by less than relative_tolerance of itself.
 
     reestimate(state) is asked for the model of the errors after every step; None says that it has not
-    changed. A step that does not lower the cost is tried again with more damping.
+    changed. A step that does not lower the cost is tried again with more damping, unless the whole step
+    promised as little: where the cost is nearly flat, steps may miss the minimum by as much as they near it.
     """
     model = _Model(problem, state, errors)
     exact = _EXACT * len(problem.edges.i)
@@ -95,12 +96,16 @@ def minimise(
     if not np.isfinite(model.cost):
         status = Status.STALLED
     while iterations < max_iterations and status is Status.MAX_ITERATIONS:
-        step, count = solver.solve(model.linear_system(damping))
+        linear = model.linear_system(damping)
+        step, count = solver.solve(linear)
         iterations, inner = iterations + 1, inner + count
         trial = None if step is None else model.at(moved(model.state, step))
         if trial is None or not trial.cost < model.cost:
             if trial is not None and trial.cost <= model.cost * (1 + _ROUNDING):
                 status = Status.CONVERGED
+            elif step is not None and damping <= _FIRST_DAMPING:
+                promised = -0.5 * float(np.vdot(linear.gradient, step))
+                status = Status.CONVERGED if promised < relative_tolerance * model.cost else status
             damping = max(10 * damping, _FIRST_DAMPING)
             if damping > _MAX_DAMPING:
                 status = Status.STALLED

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -66,6 +67,7 @@ from anchor3r.pose_graph.priors import (
     BLOCK,
     Directions,
     Distances,
+    Int,
     Positions,
     PriorKind,
     PriorSystem,
@@ -405,12 +407,13 @@ class _Refinement:
         drift = self._measured_drift(alone, known, noise_of_windows)
         if drift is not None:
             self._trust_windows(drift, noise_of_windows)
+            known = known.changed(_first_positions(known.kinds), partial(replace, white=drift.white))
         else:
             self._trust_scales(alone, known)
             self._trust_directions(alone, known, noise_of_windows)
         estimator = self._estimator
         start, assumed = place(state, self.topology.component, known.kinds, config.placement)
-        made: list[tuple[BlockTerms, DirectSolver | TwoLevelSolver]] = []
+        made: list[tuple[list[Int], DirectSolver | TwoLevelSolver]] = []
         outcomes: list[Minimisation] = []
 
         def problem_of(system: PriorSystem) -> PoseProblem:
@@ -419,10 +422,10 @@ class _Refinement:
             )  # priors hold the gauge
 
         def solver_of(state: PoseState, system: PriorSystem) -> DirectSolver | TwoLevelSolver:
-            terms = system.linearise(state, np.zeros((len(state.center), 7)))
-            if made and np.array_equal(made[0][0].a, terms.a) and np.array_equal(made[0][0].b, terms.b):
-                return made[0][1]
-            made[:] = [(terms, self._solver(problem_of(system), len(state.center), terms))]
+            rows = [kind.rows for kind in system.kinds]
+            if not made or not all(map(np.array_equal, made[0][0], rows)):
+                terms = system.linearise(state, np.zeros((len(state.center), BLOCK)))
+                made[:] = [(rows, self._solver(problem_of(system), len(state.center), terms))]
             return made[0][1]
 
         def solved(state: PoseState, system: PriorSystem) -> PoseState:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dpotrf, dpotri
 from scipy.optimize import minimize, nnls
 from scipy.stats import chi2
 
@@ -41,7 +41,7 @@ SLOW_PART, SLOW_TIME_S = 0.25, 30.0
 """First guess of the slow noise, over the variance of the white one; and how long it takes to change."""
 _KNOTS_IN_MEMORY = 4
 """Unknowns of slow noise in the time that it takes to change: between them 6 % of its variance are lost."""
-_FIRST_STEP = 0.5  # of the search for the likeliest parameters, in `_LOG_SIGMA`
+_FLAT = 0.03  # slope of the log likelihood, in standard deviations of what is searched, at the end
 _NEVER = 1e-9
 _NEXT_LAG, _LAGS = 5, 16
 """Scales from one to the nearest whose error is another's, and distances that are compared."""
@@ -162,34 +162,31 @@ class _Process:
             ]
         )
 
-        def cost(change: Float) -> float:
-            return self._negative_likelihood(np.exp(middle + _LOG_SIGMA * change)) + 0.5 * float(
-                change @ change
-            )
-
-        start, step = np.zeros((6, 5)), _FIRST_STEP
+        at = np.zeros(5)
         if first is not None:
-            earlier = [first.rotation_rate**2, first.scale_rate**2, *first[2:]]
-            start, step = np.tile((np.log(earlier) - middle) / _LOG_SIGMA, (6, 1)), _FIRST_STEP / 2
-        start[np.arange(1, 6), np.arange(5)] += step
-        found = minimize(
-            cost, start[0], method="Nelder-Mead",
-            options={"initial_simplex": start, "maxfev": 250, "xatol": 0.05, "fatol": 0.02},
-        )  # fmt: skip
-        turn, stretch, white, slow, slow_time = np.exp(middle + _LOG_SIGMA * found.x)
-        return MeasuredDrift(
-            float(np.sqrt(turn)), float(np.sqrt(stretch)), float(white), float(slow), float(slow_time)
-        )
+            at = (np.log([first.rotation_rate**2, first.scale_rate**2, *first[2:]]) - middle) / _LOG_SIGMA
+        turn, stretch, *rest = np.exp(middle + _LOG_SIGMA * self._likeliest(middle, at))
+        return MeasuredDrift(float(np.sqrt(turn)), float(np.sqrt(stretch)), *map(float, rest))
+
+    def _likeliest(self, middle: Float, start: Float) -> Float:
+        """(5,) logs of the parameters off `middle`, in `_LOG_SIGMA`, from `start` on."""
+        _, _, information = self._negative_likelihood(np.exp(middle + _LOG_SIGMA * start))
+        curvature = information * np.outer(_LOG_SIGMA, _LOG_SIGMA) + np.eye(len(start))
+        root = np.linalg.inv(np.linalg.cholesky(curvature))  # steps of length 1 change the cost alike
+
+        def cost(step: Float) -> tuple[float, Float]:
+            at = start + step @ root
+            value, slope, _ = self._negative_likelihood(np.exp(middle + _LOG_SIGMA * at))
+            return value + 0.5 * float(at @ at), root @ (slope * _LOG_SIGMA + at)
+
+        found = minimize(cost, np.zeros(len(start)), jac=True, method="BFGS", options={"gtol": _FLAT})
+        return np.asarray(start + found.x @ root, np.float64)
 
     def is_likely(self, trusted: NDArray[np.bool_], significance: float) -> NDArray[np.bool_]:
         """(k,) positions that the trusted others (k,), and the process, do not contradict."""
         assert self._drift is not None
         drift = self._drift
-        total = self._total(
-            np.array(
-                [drift.rotation_rate**2, drift.scale_rate**2, drift.white, drift.slow, drift.slow_time_s]
-            )
-        )
+        total = _sum(self._parts(np.array([drift.rotation_rate**2, drift.scale_rate**2, *drift[2:]])))
         # Positions that are not trusted hardly count for the others, else one wrong by far discredits all.
         extra = np.where(trusted, 0.0, _DISTRUST)[:, None, None] * self._covariance
         index = np.arange(self._count)
@@ -212,35 +209,57 @@ class _Process:
         square = np.einsum("kx,kxy,ky->k", second, np.linalg.inv(self._covariance[1:-1]), second)
         return float(np.median(square) / chi2.median(3))
 
-    def _total(self, parameters: Float) -> Float:
+    def _parts(self, parameters: Float) -> list[Float]:
+        """(3 k, 3 k) covariances of turns, stretches, white and slow noise, which add up."""
         turn, stretch, white, slow, slow_time = parameters
         k = self._count
-        total = turn * self._turns + stretch * self._stretches
-        blocks = total.reshape(k, 3, k, 3)
+        noise = np.zeros((2, k, 3, k, 3))
         index = np.arange(k)
-        blocks[index, :, index, :] += white * self._covariance
+        noise[0, index, :, index, :] = white * self._covariance
         if self._apart_s is not None:
             typical = np.median(self._covariance, 0)
             memory = slow * np.exp(-self._apart_s / slow_time)
             for a in range(3):
-                blocks[:, a, :, a] += typical[a, a] * memory
-        return total
+                noise[1, :, a, :, a] = typical[a, a] * memory
+        return [turn * self._turns, stretch * self._stretches, *noise.reshape(2, 3 * k, 3 * k)]
 
-    def _negative_likelihood(self, parameters: Float) -> float:
-        try:
-            root = np.linalg.cholesky(self._total(parameters))
-        except np.linalg.LinAlgError:
-            return 1 / _NEVER
-        whitened = solve_triangular(root, np.column_stack([self._left, self._fixed]), lower=True)
-        left, fixed = whitened[:, 0], whitened[:, 1:]
-        normal = fixed.T @ fixed
+    def _negative_likelihood(self, parameters: Float) -> tuple[float, Float, Float]:
+        """Restricted, with its derivatives (5,) by the logs of the parameters, and their information (5, 5).
+
+        With P the inverse covariance, similarity and clock taken out, and r what is left, the derivatives are
+        (tr(P Vᵢ) - rᵀP Vᵢ P r) / 2, and the average information rᵀP Vᵢ P Vⱼ P r / 2.
+        """
+        parts = self._parts(parameters)
+        found = _inverted(_sum(parts))
+        if found is None:
+            return 1 / _NEVER, np.zeros(5), np.eye(5)
+        inverse, half_log_determinant = found
+        seen = inverse @ self._fixed
+        normal = self._fixed.T @ seen
         normal[np.diag_indices_from(normal)] *= 1 + _NEVER
-        seen = fixed.T @ left
-        return float(
-            0.5 * (left @ left - seen @ np.linalg.solve(normal, seen))
-            + np.log(np.diag(root)).sum()
-            + 0.5 * np.linalg.slogdet(normal)[1]
-        )
+        inverse -= seen @ np.linalg.solve(normal, seen.T)
+        pull = inverse @ self._left
+        apart = 0.0 if self._apart_s is None else np.repeat(np.repeat(self._apart_s, 3, 0), 3, 1)
+        parts.append(parts[-1] * (apart / parameters[-1]))  # by the time of the slow noise
+        pulled = np.stack([part @ pull for part in parts])
+        slope = np.array([np.vdot(inverse, part) for part in parts]) - pulled @ pull
+        value = 0.5 * float(self._left @ pull) + half_log_determinant + 0.5 * np.linalg.slogdet(normal)[1]
+        return float(value), slope / 2, pulled @ inverse @ pulled.T / 2
+
+
+def _sum(parts: list[Float]) -> Float:
+    first, *others = parts
+    return np.asarray(sum(others, start=first), np.float64)
+
+
+def _inverted(matrix: Float) -> tuple[Float, float] | None:
+    """The inverse of a covariance and half the log of its determinant; None if it is none."""
+    root, info = dpotrf(matrix, lower=1)
+    if info != 0:
+        return None
+    inverse, _ = dpotri(root, lower=1)
+    inverse = np.tril(inverse)
+    return inverse + np.tril(inverse, -1).T, float(np.log(np.diag(root)).sum())
 
 
 class SlowNoiseKnots:

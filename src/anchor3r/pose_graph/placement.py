@@ -359,10 +359,13 @@ def _log_scale(state: PoseState, kinds: Sequence[PriorKind]) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
 
-def robust_similarity(source: Float, target: Float, seed: int = 0) -> tuple[Sim3, Bool]:
-    """target_from_source of points (k, 3), of which up to half may be wrong; and (k,) which are not.
+def robust_similarity(
+    source: Float, target: Float, seed: int = 0, *, right: float = 0.5
+) -> tuple[Sim3, Bool]:
+    """target_from_source of points (k, 3), of which this part at least is right; and (k,) which of them are.
 
-    The best of many triples by the median of distances, then all points that lie within what honest ones do.
+    The best of many triples by this quantile of distances, then all points that lie within what honest ones
+    do.
     """
     rng = np.random.default_rng(seed)
     triples = rng.integers(len(source), size=(_SAMPLES, 3))
@@ -371,16 +374,18 @@ def robust_similarity(source: Float, target: Float, seed: int = 0) -> tuple[Sim3
     best = umeyama(source, target)
     if len(triples):
         some = np.unique(np.linspace(0, len(source) - 1, _TRIED).astype(np.int64))
-        best = _best_similarity(source[triples], target[triples], source[some], target[some])
+        best = _best_similarity(source[triples], target[triples], source[some], target[some], right)
     for _ in range(10):
         distance = np.linalg.norm(best.apply(source) - target, axis=1)
-        near = distance <= 3 * max(float(np.median(distance)), 1e-12)
+        near = distance <= 3 * max(float(np.quantile(distance, right)), 1e-12)
         best = umeyama(source[near], target[near])
     return best, near
 
 
-def _best_similarity(source: Float, target: Float, all_source: Float, all_target: Float) -> Sim3:
-    """The similarity of one of the triples of points (s, 3, 3) with the least median error on points (k, 3).
+def _best_similarity(
+    source: Float, target: Float, all_source: Float, all_target: Float, right: float
+) -> Sim3:
+    """The similarity of one of the triples of points (s, 3, 3) that is best on this part of points (k, 3).
 
     As `umeyama`, for all triples at once.
     """
@@ -393,8 +398,8 @@ def _best_similarity(source: Float, target: Float, all_source: Float, all_target
     scale = (singular * sign).sum(1) / (dx**2).sum((1, 2))
     turned = np.einsum("sxy,ky->skx", rotation, all_source) - (rotation @ middle[..., None])[:, None, :, 0]
     error = np.linalg.norm(scale[:, None, None] * turned + goal[:, None] - all_target, axis=2)
-    error[~(np.isfinite(scale) & (scale > 0))] = np.inf
-    best = int(np.median(error, axis=1).argmin())
+    error[~(np.isfinite(scale) & (scale > 0))] = np.finfo(np.float64).max  # quantiles of inf are none
+    best = int(np.quantile(error, right, axis=1).argmin())
     translation = goal[best] - scale[best] * rotation[best] @ middle[best]
     return Sim3(rotation[best], translation, np.asarray(scale[best]))
 

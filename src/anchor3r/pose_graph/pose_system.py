@@ -121,15 +121,15 @@ def _isotropic_error(edges: PoseEdges, state: PoseState, e: int) -> tuple[so3.Ve
     rotation_i, rotation_t = so3.load33(state.rotation[i]), so3.load33(state.rotation[t])
     predicted = so3.mul(so3.load33(edges.rotation[e]), rotation_t)
     v = so3.apply_t(rotation_i, so3.load3(edges.translation[e]))
-    d = _scaled_displacement(state, i, t)
+    d, _ = _scaled_displacement(state, i, t)
     return so3.log(so3.mul_tn(predicted, rotation_i)), (d[0] - v[0], d[1] - v[1], d[2] - v[2])
 
 
 @kernel
-def _scaled_displacement(state: PoseState, i: int | np.int64, t: int | np.int64) -> so3.Vector:
-    """u d"""
+def _scaled_displacement(state: PoseState, i: int | np.int64, t: int | np.int64) -> tuple[so3.Vector, float]:
+    """u d and u"""
     u, c = np.exp(-state.log_scale[t]), state.center
-    return (u * (c[t, 0] - c[i, 0]), u * (c[t, 1] - c[i, 1]), u * (c[t, 2] - c[i, 2]))
+    return (u * (c[t, 0] - c[i, 0]), u * (c[t, 1] - c[i, 1]), u * (c[t, 2] - c[i, 2])), u
 
 
 @kernel
@@ -139,7 +139,7 @@ def _twist_error(edges: PoseEdges, state: PoseState, e: int) -> tuple[so3.Vector
     rotation_i, rotation_t = so3.load33(state.rotation[i]), so3.load33(state.rotation[t])
     measured = so3.load33(edges.rotation[e])
     r = so3.log(so3.mul(so3.mul_tn(measured, rotation_i), so3.transpose(rotation_t)))
-    moved = so3.apply(rotation_i, _scaled_displacement(state, i, t))
+    moved = so3.apply(rotation_i, _scaled_displacement(state, i, t)[0])
     hat = edges.translation[e]
     x = so3.apply_t(measured, (moved[0] - hat[0], moved[1] - hat[1], moved[2] - hat[2]))
     return r, so3.apply_t(so3.right_jacobian_inverse(r), x)
@@ -177,7 +177,8 @@ def linearise(
                 force[k] = 0.0
                 for a in range(6):
                     force[k] += w * power[0, k, a] * (r[a] if a < 3 else x[a - 3])
-        _spread(force, i, t, _scaled_displacement(state, i, t), np.exp(-state.log_scale[t]), gradient)
+        d, u = _scaled_displacement(state, i, t)
+        _spread(force, i, t, d, u, gradient)
 
 
 @kernel
@@ -250,7 +251,7 @@ def apply_matrix(edges: PoseEdges, state: PoseState, metric: Float, x: Float, ou
     is_free = x.shape[1] == 7
     for e in range(len(edges.i)):
         i, t = edges.i[e], edges.t[e]
-        d, u = _scaled_displacement(state, i, t), np.exp(-state.log_scale[t])
+        d, u = _scaled_displacement(state, i, t)
         s = x[t, 6] if is_free else 0.0
         for k in range(3):
             y[k] = x[i, k] - x[t, k]
@@ -339,7 +340,7 @@ def _ends(
     state: PoseState, i: int | np.int64, t: int | np.int64, offset_i: so3.Vector, offset_t: so3.Vector
 ) -> tuple[_End, _End]:
     """How the relative motion y of an edge follows the nodes of its ends, of which frames are offset."""
-    d, u = _scaled_displacement(state, i, t), np.exp(-state.log_scale[t])
+    d, u = _scaled_displacement(state, i, t)
     o, q = offset_i, offset_t
     grown_i = (-u * o[0], -u * o[1], -u * o[2])
     arm_i = (d[0] + u * o[0], d[1] + u * o[1], d[2] + u * o[2])

@@ -100,6 +100,9 @@ class Positions:
     slow_fraction: Float | None = None
     """(k,) how far the moment is from the first row of slow noise to the second; None without"""
     is_spread_known: bool = True
+    white: float = 0.0
+    """variance of the noise of each over the one stated, as odometry shows it: where no spread is stated no
+    less is believed, as the unknowns beside positions absorb a part of what they are off by"""
 
     def linearise(self, state: PoseState) -> Linearised:
         a, b = self.rows[:, :2].T
@@ -361,6 +364,8 @@ class PriorSystem:
             return 1.0
         square, dimension = squared(kind, state)
         least = 1.0 if kind.is_spread_known else _LEAST_FACTOR
+        if isinstance(kind, Positions) and not kind.is_spread_known:
+            least = max(least, kind.white)
         return max(least, float(np.median(square[kept])) / float(chi2.median(dimension)))
 
     def cost(self, state: PoseState) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -191,19 +192,26 @@ class StoredPoses(MapDatabase):
     def datum(self, poses: str, component: int | None = None) -> Datum | None:
         """Where on the Earth the world of some poses has its origin; None if that is not known.
 
-        component: of online poses, of which some may be placed and others not; None asks for all of them.
+        component: of which some may be placed and others not; None asks for all of them.
         """
         if poses == ONLINE:
             placement = self._placement_of(component)
             return None if placement is None else placement.datum
-        found = [r.summary.get("datum") for r in self.refinements() if r.name == poses]
-        return Datum(**found[0]) if found and found[0] else None
+        found = self._placing(poses, component).get("datum")
+        return Datum(**found) if found else None
 
     @decodes
     def units(self, poses: str, component: int | None = None) -> str:
         """What lengths of some poses are in: "m", or "units" where nothing told the scale; as `datum`."""
         if poses == ONLINE:
             return "units" if self._placement_of(component) is None else "m"
-        return next(
-            (str(r.summary.get("units", "units")) for r in self.refinements() if r.name == poses), "units"
-        )
+        return str(self._placing(poses, component).get("units", "units"))
+
+    def _placing(self, poses: str, component: int | None) -> dict[str, Any]:
+        """What came out of a refinement; nothing where priors left a component that is asked for open."""
+        for refinement in self.refinements():
+            if refinement.name == poses:
+                unplaced = refinement.summary.get("unplaced", [])
+                is_open = unplaced if component is None else component in unplaced
+                return {} if is_open else refinement.summary
+        return {}

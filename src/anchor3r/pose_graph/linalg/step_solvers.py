@@ -333,9 +333,18 @@ def _add_product(system: LinearSystem, x: Float, out: Float) -> None:
         ties = system.ties
         pull = ties.weight * (x[ties.a, 6] - x[ties.b, 6])
         out[:, 6] += np.bincount(ties.a, pull, len(x)) - np.bincount(ties.b, pull, len(x))
-        terms, is_pair = system.terms, system.terms.a != system.terms.b
-        np.add.at(out, terms.a, np.einsum("qxy,qy->qx", terms.block, x[terms.b]))
-        np.add.at(out, terms.b[is_pair], np.einsum("qxy,qx->qy", terms.block[is_pair], x[terms.a[is_pair]]))
+        _add_terms_product(system.terms, x, out)
+
+
+@kernel
+def _add_terms_product(terms: BlockTerms, x: Float, out: Float) -> None:
+    for q in range(len(terms.a)):
+        a, b, block = terms.a[q], terms.b[q], terms.block[q]
+        for row in range(7):
+            for column in range(7):
+                out[a, row] += block[row, column] * x[b, column]
+                if a != b:
+                    out[b, column] += block[row, column] * x[a, row]
 
 
 def _add_terms(
