@@ -12,6 +12,7 @@ from scipy.stats import norm
 from anchor3r.places.features import FeatureConfig, LocalFeatures, extract, unit_vectors
 from anchor3r.places.vocabulary import Vocabulary
 
+_LEAST_CONFIDENCE = 1e-6  # keeps the spread of a depth finite that nothing is known about
 _LEAST_SIGMA = 0.01
 """Relative spread of a depth at least."""
 _TOLERANCE = 0.05
@@ -105,4 +106,4 @@ def _sampled(
 
 def _sigma_of(confidence: NDArray[np.float64]) -> NDArray[np.float64]:
     """Relative standard deviation of a normal error that is within the tolerance so often."""
-    return np.asarray(_TOLERANCE / norm.ppf((1 + confidence) / 2))
+    return np.asarray(_TOLERANCE / norm.ppf((1 + np.maximum(confidence, _LEAST_CONFIDENCE)) / 2))
