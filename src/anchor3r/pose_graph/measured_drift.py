@@ -191,7 +191,8 @@ class _Process:
         extra = np.where(trusted, 0.0, _DISTRUST)[:, None, None] * self._covariance
         index = np.arange(self._count)
         total.reshape(self._count, 3, self._count, 3)[index, :, index, :] += extra
-        inverse = np.linalg.inv(total)
+        found = _inverted(total)
+        inverse = np.linalg.inv(total) if found is None else found[0]
         # With similarity and clock integrated out; what all others predict for one follows from it.
         seen = inverse @ self._fixed
         inverse -= seen @ np.linalg.lstsq(self._fixed.T @ seen, seen.T, rcond=_NEVER)[0]
