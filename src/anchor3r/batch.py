@@ -21,7 +21,7 @@ from anchor3r.errors import Anchor3RError, without_secrets
 from anchor3r.evaluation.metrics import Alignment
 from anchor3r.evaluation.scoring import scored_trajectory
 from anchor3r.export.exporting import Format, export_map
-from anchor3r.io.files import replacing
+from anchor3r.io.files import replacing, utf8
 from anchor3r.io.inputs import decoding, insist_on_file, parse_json, read_json, text_lines
 from anchor3r.limits import LIMITS
 from anchor3r.pipeline.mapping import map_source
@@ -304,7 +304,7 @@ def _write_table(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
     writer.writeheader()
     writer.writerows({name: _figure(value) for name, value in row.items()} for row in table)
     with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(utf8(text.getvalue()))
 
 
 def _figure(value: Any, digits: int = 6) -> Any:
@@ -326,7 +326,7 @@ def _write_page(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
         f"<h1>{done} of {len(table)} sequences</h1><div class=rows>{tiles}</div>"
     )
     with replacing(path) as file:
-        file.write(page.encode())
+        file.write(utf8(page))
 
 
 def _tile(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The one error family a user meets, which the command line prints without a traceback; and Ctrl-C."""
+"""The one error family a user meets, and what of foreign text may be shown to one; and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def without_secrets(text: str) -> str:
     rtsp://user:secret@host/live?token=abc -> rtsp://user:***@host/live?token=***, anywhere in a text.
     """
     return _SECRET_OPTION.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
+
+
+def printable(text: str) -> str:
+    """The text on one line, with escapes for what a terminal or a picture could not show as it stands.
+
+    Names of files may have line breaks, control characters and bytes that are no text.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def is_interrupt(error: BaseException | None) -> bool:

@@ -31,6 +31,7 @@ from PIL import Image
 from anchor3r import MapSettings, map_source
 from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
+from anchor3r.evaluation.benchmarks.calibration import yaml_numbers
 from anchor3r.io.files import replacing
 from anchor3r.io.graph_files import save_graph
 from anchor3r.pose_graph.edges import Edges, MotionGraph
@@ -126,6 +127,14 @@ def test_an_input_is_not_overwritten(run: Run) -> None:
     code, said = run("solve", "graph.npz", "--out", "same.tum")
     assert code == 1
     assert "what this command reads" in said
+
+
+def test_one_file_is_not_two_outputs(run: Run) -> None:
+    save_graph(Path("graph.npz"), graph_of(np.array([0.0, 0, 1])))
+    code, said = run("solve", "graph.npz", "--out", "same.tum", "--report", "./same.tum")
+    assert code == 1
+    assert "name two files" in said
+    assert not Path("same.tum").exists()
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:
@@ -283,6 +292,176 @@ def test_text_of_a_map_is_no_script(copied: Path, run: Run) -> None:
     assert "<script>a" not in Path("site/index.html").read_text()
     change(copied, "UPDATE loops SET reason = '<script>a</script>'")
     assert run("report", "map", "--out", "again.html")[0] == 1
+
+
+def say_of_itself(folder: Path, **identity: str) -> None:
+    with load_map(folder) as scene_map:
+        changed = scene_map.meta["identity"] | identity
+    change(folder, "UPDATE meta SET value = ? WHERE key = 'identity'", json.dumps(changed))
+
+
+def test_text_of_a_map_that_is_no_unicode_is_escaped(copied: Path, run: Run) -> None:
+    say_of_itself(copied, source="\ud800", predictor="\udcff")
+    for kind in ("ply", "pcd", "tum", "las", "rrd", "mcap"):
+        assert run("export", "map", "--format", kind, "--out", f"out.{kind}")[0] == 0
+    assert run("export", "map", "--format", "nerfstudio", "--images", "map", "--out", "project")[0] == 0
+    assert run("report", "map", "--out", "page.html")[0] == 0
+    assert "\\ud800" in Path("page.html").read_text()
+    assert run("view", "map", "--save", "site")[0] == 0
+
+
+def test_a_line_break_in_a_name_does_not_end_a_comment(copied: Path, run: Run) -> None:
+    say_of_itself(copied, source="a\n9 0 0 0 0 0 0 1\nend_header\n")
+    for kind in ("tum", "ply", "pcd"):
+        assert run("export", "map", "--format", kind, "--out", f"out.{kind}")[0] == 0
+    with load_map(copied) as scene_map:
+        assert len(np.loadtxt("out.tum")) == len(scene_map.trajectory())
+    assert Path("out.ply").read_bytes().count(b"\nend_header\n") == 1
+    assert Path("out.pcd").read_bytes().splitlines()[3] == b"VERSION 0.7"
+
+
+@pytest.mark.parametrize("name", [os.fsdecode(b"\xff"), "$\\frac{$", "a\nb"])
+def test_figures_have_names_as_they_are(name: str, copied: Path, run: Run) -> None:
+    """Neither as formulas, nor as bytes that no font has."""
+    copied.rename(name)
+    assert run("evaluate", "map", name, "--out", "map-figures")[0] == 0
+    assert run("evaluate", "trajectory", name, name, "--out", "figures")[0] == 0
+    assert Path("figures/trajectory.png").stat().st_size > 1000
+    assert run("train", "tiny", "--cost", "--data", f"map:{name}")[0] in (0, 1)
+
+
+@pytest.mark.parametrize("time_s", ["timestamp_s + 1e15", "timestamp_s - 1e6", "timestamp_s * 1e200 + 1e200"])
+def test_times_that_no_recording_has_are_refused(time_s: str, copied: Path, run: Run) -> None:
+    change(copied, f"UPDATE frames SET timestamp_s = {time_s}, checksum = NULL")
+    for kind in ("mcap", "rosbag2"):
+        code, said = run("export", "map", "--format", kind, "--out", f"out.{kind}")
+        assert code == 1
+        assert "before 1970 or after 2038" in said
+    assert run("export", "map", "--format", "tum", "--out", "out.tum")[0] == 0
+
+
+RESULTS = {
+    "format_version": 1, "benchmark": "kitti", "method": "m", "protocol": {}, "config": {}, "versions": {},
+    "hardware": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["\x1b[31m", "\ud800", "a|b", "a\nb", "../x", "/x"])
+@pytest.mark.parametrize("place", ["method", "sequence", "variant"])
+def test_results_are_called_by_what_a_table_and_a_file_can_have(name: str, place: str, run: Run) -> None:
+    called = {"method": "m", "sequence": "00", "variant": "online"} | {place: name}
+    result = {"num_frames": 5, "variants": {called["variant"]: {"ate_rmse_m": 1.0}}}
+    content = RESULTS | {"method": called["method"], "sequences": {called["sequence"]: result}}
+    Path("results.json").write_text(json.dumps(content))
+    for command in (("compare", "results.json"), ("figures", "results.json", "--out", "figures")):
+        code, said = run("evaluate", *command)
+        assert code == 1
+        assert "which no results have" in said
+
+
+@pytest.mark.parametrize(
+    ("protocol", "window"),
+    [({"metrics": 5}, None), ({"metrics": [{}]}, None), ({"alignment": "x"}, None), ({}, "x"), ({}, {})],
+)
+def test_results_of_other_kinds_are_refused(protocol: dict, window: object, run: Run) -> None:
+    result = {"num_frames": 5, "variants": {"online": {"ate_rmse_m": 1.0}}, "made_from": {"window": window}}
+    Path("results.json").write_text(json.dumps(RESULTS | {"protocol": protocol, "sequences": {"00": result}}))
+    for command in (("compare", "results.json"), ("figures", "results.json", "--out", "figures")):
+        assert run("evaluate", *command)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["", "frame,seconds\n1,2\n", "a,b,c\n0,nan,1\n", "a,b,c\n0,-1,1\n", "a,b,c\n0,0,1\n"]
+)
+def test_what_frames_have_cost_is_read_as_what_it_has_to_be(text: str, run: Run) -> None:
+    Path("00").mkdir()
+    Path("00/runtime.csv").write_text(text)
+    result = {"num_frames": 1, "variants": {"online": {"ate_rmse_m": 1.0}}}
+    Path("results.json").write_text(json.dumps(RESULTS | {"sequences": {"00": result}}))
+    code, _ = run("evaluate", "figures", "results.json", "--out", "figures")
+    assert code == int("0,0,1" not in text)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "log"),
+    [
+        ("", ""),
+        ("[]", ""),
+        ("{}", ""),
+        ('{"steps": "x"}', ""),
+        ('{"steps": 1}', '{"val/score": 1}\n{"st'),
+        ("fifo", ""),
+    ],
+)
+def test_folders_of_no_ablation_are_refused(recipe: str, log: str, run: Run) -> None:
+    for seed in ("seed-0", "seed-x"):
+        Path("runs/baseline", seed).mkdir(parents=True)
+        Path("runs/baseline", seed, "log.jsonl").write_text(log)
+        if recipe == "fifo":
+            os.mkfifo(f"runs/baseline/{seed}/recipe.json")
+        else:
+            Path("runs/baseline", seed, "recipe.json").write_text(recipe)
+    assert run("evaluate", "ablation", "runs", "--frames", "2")[0] == 1
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"cam_l:\n  intrinsics: [1e999, 1, 1, 1]\n", None])
+def test_a_calibration_that_is_none_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.yaml"
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    with pytest.raises(Anchor3RError):
+        yaml_numbers(path, "cam_l", "intrinsics", count=4)
+
+
+def merging(levels: int) -> str:
+    """Some lines of YAML that stand for nine mappings to the power of the levels."""
+    lines = ["a0: &a0 {x: 1}"]
+    for k in range(1, levels):
+        lines += [f"a{k}: &a{k}", f"  <<: [{', '.join([f'*a{k - 1}'] * 9)}]"]
+    return "\n".join(lines)
+
+
+def test_yaml_that_multiplies_itself_is_refused(tmp_path: Path, run: Run) -> None:
+    pytest.importorskip("rosbags")
+    Path("ros2").mkdir()
+    Path("ros2/metadata.yaml").write_text(merging(12))
+    assert "it merges mappings" in run("map", "bag:ros2", "--out", "out")[1]
+    camera = Path("euroc/mav0/cam0")
+    (camera / "data").mkdir(parents=True)
+    Image.new("L", (64, 48)).save(camera / "data/1000000000.png")
+    (camera / "data.csv").write_text("#timestamp [ns],filename\n1000000000,1000000000.png\n")
+    (camera / "sensor.yaml").write_text(merging(12))
+    assert "it merges mappings" in run("map", "euroc:euroc", "--out", "out")[1]
+
+
+def test_weights_of_netvlad_of_other_shapes_are_refused(tmp_path: Path) -> None:
+    import torch
+
+    from anchor3r.loops.netvlad import read_weights
+
+    state = {
+        f"encoder.{k}.{name}": torch.zeros(3, 3, 3, 3)[..., 0]
+        for k in range(40)
+        for name in ("weight", "bias")
+    }
+    for odd in (torch.zeros(()), torch.zeros(3), torch.zeros(2, 2)):
+        last = dict.fromkeys(("pool.conv.weight", "pool.centroids", "WPCA.0.weight", "WPCA.0.bias"), odd)
+        torch.save(state | last, tmp_path / "net.pth")
+        with pytest.raises(Anchor3RError):
+            read_weights(tmp_path / "net.pth")
+
+
+def test_attention_that_is_none_is_refused(run: Run) -> None:
+    for arrays in (
+        {},
+        {"a": np.zeros((1, 2, 2))},
+        {"a": -np.ones((1, 2, 2))},
+        {"a": np.full((1, 2, 2), 1e308)},
+    ):
+        np.savez("attention.npz", **arrays)
+        assert run("evaluate", "figures", "--attention", "attention.npz", "--out", "figures")[0] == 1
 
 
 def test_a_name_in_a_map_does_not_lead_out_of_the_folder(copied: Path, run: Run) -> None:

@@ -88,9 +88,11 @@ def _graphs(folder: Path) -> None:
 def _texts(folder: Path) -> None:
     variants = {"online": {"ate_rmse_m": 1.0}, "offline": {"ate_rmse_m": 0.5}}
     results = {
-        "format_version": 1, "benchmark": "kitti", "method": "a", "protocol": {}, "config": {},
-        "versions": {"python": "3"}, "hardware": {},
-        "sequences": {"00": {"num_frames": 5, "variants": variants, "runtime": {"seconds": 1.0}}},
+        "format_version": 1, "benchmark": "kitti", "method": "a", "config": {},
+        "protocol": {"metrics": ["ate_rmse_m"], "alignment": "sim3"}, "versions": {"python": "3"}, "hardware": {},
+        "sequences": {"00": {
+            "num_frames": 5, "variants": variants, "runtime": {"seconds": 1.0}, "made_from": {"window": 10},
+        }},
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(results))
     _command("evaluate", "trajectory", folder / "map.tum", folder / "map.tum", "--out", folder / "figures")

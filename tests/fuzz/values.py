@@ -18,13 +18,13 @@ NUMBERS = (
 )  # fmt: skip
 TEXTS = (
     "", " ", ".", "..", "/", "//", "~", "-", "--", "a", "<script>alert(1)</script>", "a\nb", "a\tb", "\x1b[31m",
-    "%s%n", "{0}", "$HOME", "`id`", "';DROP TABLE frames;--", "😀", "é" * 40, "x" * 5000, "CON", "a:b", "a|b",
+    "%s%n", "{0}", "$HOME", "`id`", "';DROP TABLE frames;--", "😀", "é" * 40, "x" * 5000, "$\\frac{$", "\udcff", "CON", "a:b", "a|b",
     "file:///etc/passwd", "http://127.0.0.1:1/x", "rtsp://u:p@127.0.0.1:1/x", "camera:99", "world:1", "world:",
     "kitti:", "tum:", "7scenes:", "map:", "vggt:", "netvlad:", "ground-truth:x", "ground-truth:nan,nan",
 )  # fmt: skip
 JSON_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 10**6, 10**9, 10**30, -(10**30), 0.5, -0.5, 1e308, float("nan"), float("inf"),
-    "", "x", "<script>", "1", [], [1], [1, 2, 3], [[]], {}, {"a": 1}, [None], ["a"], [1e308, 1e308],
+    "", "x", "<script>", "1", "\ud800", "a|b\n9 0 0", "../../x", [], [1], [1, 2, 3], [[]], {}, {"a": 1}, [None], ["a"], [1e308, 1e308],
 )  # fmt: skip
 SQL_VALUES: tuple[Any, ...] = (
     None, 0, 1, -1, 5, 10**6, 2**62, -(2**62), 0.0, 0.5, -1.5, 1e308, -1e308, "", "x", "<script>alert(1)</script>",

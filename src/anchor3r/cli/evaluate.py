@@ -208,7 +208,7 @@ def variants(
     """
     from anchor3r.evaluation.runner import run_benchmark
     from anchor3r.evaluation.tables import run_tables
-    from anchor3r.io.files import replacing
+    from anchor3r.io.files import replacing, utf8
 
     chosen = _benchmark(benchmark, frames)
     results = []
@@ -222,7 +222,7 @@ def variants(
     shown = dict.fromkeys([*chosen.protocol.metrics, "ate_rmse_m", "rre_rmse_deg", "rte_rmse_m"])
     text = run_tables(results, list(shown))
     with replacing(out / "table.md") as file:
-        file.write(text.encode() + b"\n")
+        file.write(utf8(text) + b"\n")
     print(f"\n{text}\n\n{out / 'table.md'} has these tables.")
     front_ends = {path.parent.name: path for path in sorted(out.glob("*/results.json"))}
     return {"out": out, "front_ends": front_ends, "table": out / "table.md"}
@@ -303,7 +303,7 @@ def ablation(
     from anchor3r.evaluation.ablation import ablation_table, evaluate_runs, finished_runs
     from anchor3r.evaluation.benchmarks import BENCHMARKS
     from anchor3r.evaluation.benchmarks.worlds import Worlds
-    from anchor3r.io.files import replacing
+    from anchor3r.io.files import replacing, utf8
 
     if out is not None:
         check_output(out)
@@ -323,7 +323,7 @@ def ablation(
     print(f"\n{table}\n\n{finished[0].steps} steps a run.")
     if out is not None:
         with replacing(out) as file:
-            file.write(table.encode() + b"\n")
+            file.write(utf8(table) + b"\n")
     found = [{"variant": row.variant, "values": row.values} for row in rows]
     return {"steps": finished[0].steps, "rows": found, "unfinished": others}
 
@@ -414,7 +414,7 @@ def compare(
     """
     from anchor3r.evaluation.results import Results
     from anchor3r.evaluation.tables import compared
-    from anchor3r.io.files import replacing
+    from anchor3r.io.files import replacing, utf8
 
     if not results:
         raise Anchor3RError("nothing to compare; name one or more results.json files")
@@ -426,7 +426,7 @@ def compare(
         print(text)
     else:
         with replacing(out) as file:
-            file.write(text.encode() + b"\n")
+            file.write(utf8(text) + b"\n")
     return {"results": results, "table": text, "out": out}
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Any
 
-from anchor3r.errors import Anchor3RError, is_interrupt, without_secrets
+from anchor3r.errors import Anchor3RError, is_interrupt, printable, without_secrets
 
 # Name: where its function is (or a dict of functions, for a command with subcommands), and what it does.
 COMMANDS = {
@@ -104,8 +104,7 @@ def _discard_output(*, keep_errors: bool = False) -> None:
 
 def _shown(message: str) -> str:
     """As one line that a terminal shows as it stands, whatever the names in it are, without secrets."""
-    line = " ".join(without_secrets(message).split())
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
+    return printable(" ".join(without_secrets(message).split()))
 
 
 class _OneLine(logging.Formatter):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -50,6 +51,8 @@ def solve(
     for path_out in (out, report):
         if path_out is not None:
             check_output(path_out, inputs=[path])
+    if out is not None and report is not None and os.path.realpath(out) == os.path.realpath(report):
+        raise Anchor3RError(f"--out and --report are both {out}; name two files")
     if out is not None and out.suffix not in _OUT_SUFFIXES:
         raise Anchor3RError(f"cannot tell the format of {out}; name it .txt for KITTI or .tum for TUM")
     if method != "joint" and loss == "none":

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from anchor3r.datasets.dataset import DataSet, RecordedSequence, SequenceTable
 from anchor3r.datasets.files import Files, open_files
@@ -174,20 +175,20 @@ def index_folder(dataset: DataSet, root: Path) -> Path:
     base = os.environ.get("ANCHOR3R_CACHE") or Path(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "anchor3r"
     )
-    place = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    place = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
     return Path(base) / "data" / f"{dataset.card.name}-{place}"
 
 
 def _table_path(folder: Path, name: str) -> Path:
-    return folder / "tables" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.npz"
+    return folder / "tables" / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:24]}.npz"
 
 
 def dump_table(table: SequenceTable) -> bytes:
     out = io.BytesIO()
     np.savez(
         out,
-        images=np.frombuffer("\n".join(table.images).encode(), np.uint8),
-        depths=np.frombuffer("\n".join(table.depths).encode(), np.uint8),
+        images=_joined(table.images),
+        depths=_joined(table.depths),
         has_depths=len(table.depths) > 0,
         camera_from_world=table.camera_from_world,
         cameras=table.cameras,
@@ -196,9 +197,14 @@ def dump_table(table: SequenceTable) -> bytes:
     return out.getvalue()
 
 
+def _joined(names: Sequence[str]) -> NDArray[np.uint8]:
+    """Names of files as bytes, which need not be text."""
+    return np.frombuffer(os.fsencode("\n".join(names)), np.uint8)
+
+
 def load_table(data: bytes, name: str) -> SequenceTable:
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        images, depths = (archive[key].tobytes().decode().split("\n") for key in ("images", "depths"))
+        images, depths = (os.fsdecode(archive[key].tobytes()).split("\n") for key in ("images", "depths"))
         return SequenceTable(
             name=name,
             images=tuple(images),

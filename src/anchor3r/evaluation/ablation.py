@@ -6,9 +6,9 @@ beside it, in RUNS/VARIANT/seed-K/evaluation, and read back the next time.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +17,11 @@ import numpy as np
 from anchor3r.errors import Anchor3RError
 from anchor3r.evaluation.benchmarks.benchmark import Benchmark
 from anchor3r.evaluation.metrics import trajectory_errors
-from anchor3r.evaluation.results import Results
+from anchor3r.evaluation.results import Results, read_json
 from anchor3r.evaluation.runner import MapAndRefine, run_benchmark
 from anchor3r.evaluation.tables import METRICS
 from anchor3r.geometry import SE3
+from anchor3r.io.inputs import parse_json, text_lines
 from anchor3r.io.trajectories import read_tum
 from anchor3r.pipeline.settings import MapSettings
 
@@ -71,8 +72,10 @@ def finished_runs(folder: Path) -> tuple[list[AblationRun], list[Path]]:
     """The runs in a folder that have come to their last step, and the folders of those that have not."""
     finished, others = [], []
     for path in sorted(folder.glob("*/seed-*")):
-        steps = int(json.loads((path / "recipe.json").read_text())["steps"])
-        seed = int(path.name.removeprefix("seed-"))
+        steps, number = read_json(path / "recipe.json").get("steps"), path.name.removeprefix("seed-")
+        if not isinstance(steps, int) or not (number.isascii() and number.isdecimal()):
+            raise Anchor3RError(f"{path} is no folder of a run; remove it")
+        seed = int(number)
         run = AblationRun(variant=path.parent.name, seed=seed, folder=path, steps=steps)
         if _last_step(path / "log.jsonl") >= steps and run.checkpoint.is_file():
             finished.append(run)
@@ -89,10 +92,14 @@ def finished_runs(folder: Path) -> tuple[list[AblationRun], list[Path]]:
 
 
 def _last_step(log: Path) -> int:
-    lines = log.read_text().splitlines() if log.is_file() else []
-    # A validation follows the last step and its line; a run that was stopped in between lacks it.
-    steps = [entry["step"] for entry in map(json.loads, lines) if "val/score" in entry]
-    return max(steps, default=0)
+    last = 0
+    for _, line in text_lines(log, errors="replace") if log.is_file() else ():
+        with suppress(Anchor3RError):  # a line that a crash cut short
+            entry = parse_json(line, str(log))
+            # A validation follows the last step and its line; a run that was stopped in between lacks it.
+            if isinstance(entry, dict) and "val/score" in entry and isinstance(entry.get("step"), int):
+                last = max(last, entry["step"])
+    return last
 
 
 def evaluate_runs(

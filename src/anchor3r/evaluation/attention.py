@@ -47,10 +47,18 @@ def read_attention(path: Path, layers: Sequence[int] = ()) -> dict[str, NDArray[
     if not path.is_file():
         raise Anchor3RError(f"there is no {path}; make it with anchor3r evaluate attention")
     found = read_arrays(path)
+    if not found:
+        raise Anchor3RError(f"{path} is empty; make it with anchor3r evaluate attention")
     for name, share in found.items():
         square = share.ndim == 3 and share.shape[1] == share.shape[2] and share.size > 0
-        if not square or share.dtype.kind != "f" or not np.isfinite(share).all():
+        if not square or share.dtype.kind != "f" or not _are_shares(share):
             raise Anchor3RError(f"{path}: {name!r} is no attention; make it with anchor3r evaluate attention")
         if layers and not all(0 <= layer < len(share) for layer in layers):
             raise Anchor3RError(f"{path}: {name!r} has {len(share)} layers, from 0 on; choose among them")
     return {name: (share[list(layers)] if layers else share).mean(0) for name, share in found.items()}
+
+
+def _are_shares(share: NDArray[np.floating]) -> bool:
+    """Whether every layer pays some attention, and nothing more than all of it, but for rounding."""
+    of_layers = share.max((1, 2))
+    return bool(share.min() >= 0 and of_layers.min() > 0 and of_layers.max() <= 1.001)

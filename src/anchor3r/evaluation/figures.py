@@ -9,8 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from anchor3r.errors import printable
 from anchor3r.evaluation.metrics import TrajectoryErrors
 from anchor3r.io.files import replacing
 from anchor3r.store import Runtime
@@ -101,7 +103,8 @@ def scaling_figure(methods: Mapping[str, Runtime], path: Path) -> None:
     time_ax, memory_ax = figure.subplots(1, 2)
     for name, runtime in methods.items():
         frames = np.arange(1, len(runtime.seconds) + 1)
-        rate = 1 / float(np.median(runtime.seconds))  # without what the first frames wait for
+        median_s = float(np.median(runtime.seconds))  # without what the first frames wait for
+        rate = 1 / median_s if median_s else np.inf
         time_ax.plot(frames, np.cumsum(runtime.seconds), label=f"{name} ({rate:.3g} frames/s)")
         memory_ax.plot(frames, runtime.peak_rss_bytes / 2**20, label=name)
     time_ax.set(xlabel="frames", ylabel="time (s)", title="runtime")
@@ -151,5 +154,9 @@ def _finish(ax: Axes) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
+    """Names are shown as they are: what looks like a formula in one is none."""
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_text(printable(text.get_text()).replace("$", r"\$"))
     with replacing(path) as file:
         figure.savefig(file, dpi=DPI, format=path.suffix.removeprefix("."))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anchor3r.errors import Anchor3RError
+from anchor3r.evaluation.metrics import Alignment
 from anchor3r.io import inputs
 from anchor3r.io.files import replacing
 from anchor3r.records import record_from_json
@@ -79,7 +80,28 @@ class Results:
             raise Anchor3RError(
                 f"{path} is no results file of format {FORMAT_VERSION}; run the evaluation anew"
             )
-        return record_from_json(Results, content, f"{path} is no complete results file: it")
+        found = record_from_json(Results, content, f"{path} is no complete results file: it")
+        if unusable := found._unusable():
+            raise Anchor3RError(f"{path}: {unusable}, which no results have; run the evaluation anew")
+        return found
+
+    def _unusable(self) -> str | None:
+        """What in it is not as `save` wrote it, where the type alone does not tell."""
+        parts = [self.benchmark, self.method, *self.sequences]
+        parts += [variant for result in self.sequences.values() for variant in result.variants]
+        metrics = self.protocol.get("metrics", [])
+        windows = [result.made_from.get("window") for result in self.sequences.values()]
+        for name in parts:
+            # Tables have them in cells, and files beside the results are called by them.
+            if not name.isprintable() or "|" in name or os.path.isabs(name) or ".." in Path(name).parts:
+                return f"a name is {name[:60]!r}"
+        if not (isinstance(metrics, list) and all(isinstance(metric, str) for metric in metrics)):
+            return "metrics are not a list of names"
+        if self.protocol.get("alignment", Alignment.SIM3) not in list(Alignment):
+            return "the alignment is none"
+        if not all(window is None or type(window) is int for window in windows):
+            return "a window is no number"
+        return None
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

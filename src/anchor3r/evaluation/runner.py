@@ -19,13 +19,14 @@ from anchor3r.evaluation.benchmarks.benchmark import Benchmark
 from anchor3r.evaluation.results import Results, SequenceResult, read_json, write_json
 from anchor3r.evaluation.scoring import score_map
 from anchor3r.evaluation.tables import run_tables
-from anchor3r.io.files import replacing
+from anchor3r.io.files import replacing, utf8
 from anchor3r.pipeline.densify import densify_map
 from anchor3r.pipeline.importing import ImportSettings, import_trajectory
 from anchor3r.pipeline.mapping import MappingRun, predictor_of
 from anchor3r.pipeline.refine import refine_map
 from anchor3r.pipeline.settings import DensifySettings, MapSettings, RefineSettings
 from anchor3r.predictors.loading import weights_file
+from anchor3r.records import record_from_json
 from anchor3r.sources import Source
 from anchor3r.store import load_map
 from anchor3r.workers import WorkerSettings, run_jobs
@@ -209,7 +210,7 @@ class SequenceJob:
                     f"{path} is of another run (its {key} differs{_difference(found, value)}); remove it or "
                     "choose another --out"
                 )
-        return SequenceResult(**content)
+        return record_from_json(SequenceResult, content, f"{path} is no result: it")
 
 
 def run_benchmark(
@@ -257,7 +258,7 @@ def run_benchmark(
         results.save(out / "results.json")
         finished(name, result)
     with replacing(out / "table.md") as file:
-        file.write(run_tables([results], benchmark.protocol.metrics).encode() + b"\n")
+        file.write(utf8(run_tables([results], benchmark.protocol.metrics)) + b"\n")
     return results
 
 

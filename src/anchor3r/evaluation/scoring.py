@@ -17,6 +17,7 @@ from anchor3r.evaluation.metrics import Alignment, Statistics, TrajectoryErrors
 from anchor3r.evaluation.results import Metrics, SequenceResult
 from anchor3r.geometry import SE3
 from anchor3r.io.files import replacing
+from anchor3r.io.inputs import decoding, text_lines
 from anchor3r.io.trajectories import write_tum
 from anchor3r.pose_graph.edges import EdgeKind, MotionGraph
 from anchor3r.sources import Source
@@ -100,10 +101,10 @@ def write_runtime(path: Path, runtime: Runtime) -> None:
 
 def read_runtime(path: Path) -> Runtime:
     """Reads what `write_runtime` wrote."""
-    try:
-        values = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
-    except (OSError, ValueError) as error:
-        raise Anchor3RError(f"cannot read {path} ({error}); run the evaluation anew") from error
+    with decoding(str(path), "run the evaluation anew"):
+        values = np.loadtxt((line for _, line in text_lines(path)), delimiter=",", skiprows=1, ndmin=2)
+        if values.shape[1:] != (3,) or not np.isfinite(values[:, :2]).all() or values[:, 1].min() < 0:
+            raise ValueError("it has no lines of frame, seconds and memory")
     return Runtime(frames=values[:, 0].astype(np.int64), seconds=values[:, 1], peak_rss_bytes=values[:, 2])
 
 

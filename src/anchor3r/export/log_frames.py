@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from anchor3r.errors import Anchor3RError
 from anchor3r.export.selection import POINT_BUDGET, Selection, cloud_of
 from anchor3r.geometry import Pinhole
 from anchor3r.io.pointcloud import Cloud
@@ -47,6 +48,10 @@ _PATHS = 50
 """Times at which the path so far is written: at every frame its size would grow with the square of them."""
 
 
+_LATEST_S = 2**31
+"""That a time stamp of ROS can say."""
+
+
 def path_steps(count: int) -> set[int]:
     """Of so many frames those with which recordings of messages write the path so far."""
     return set(np.linspace(0, count - 1, min(_PATHS, count)).round().astype(int).tolist())
@@ -55,11 +60,17 @@ def path_steps(count: int) -> set[int]:
 def logged_frames(chosen: Selection) -> Iterator[LoggedFrame]:
     """The chosen frames in order; each brings an equal share of the points that are wanted at most."""
     trajectory = chosen.trajectory
-    assert trajectory.timestamps_s is not None
+    times_s = trajectory.timestamps_s
+    assert times_s is not None
+    if len(times_s) and not (times_s.min() >= 0 and times_s.max() < _LATEST_S):
+        raise Anchor3RError(
+            f"{chosen.scene_map.folder}: its frames have times of {times_s.min():g} to {times_s.max():g} s, "
+            "and recordings have none before 1970 or after 2038; export it in another format"
+        )
     share = max(1, (chosen.max_points or POINT_BUDGET) // len(trajectory))
     loops = _loops(chosen)
     for k in range(len(trajectory)):
-        pose, time_s = trajectory.pose(k), float(trajectory.timestamps_s[k])
+        pose, time_s = trajectory.pose(k), float(times_s[k])
         yield logged_frame(
             chosen.scene_map, pose, time_s, min_confidence=chosen.min_confidence,
             max_points=share, loops=loops.get(pose.frame, ()),

@@ -87,6 +87,11 @@ def replacing(path: Path | str) -> Iterator[BinaryIO]:
         raise _cannot_write(path, error) from error
 
 
+def utf8(text: str) -> bytes:
+    """The content of a text file; what is no character, as bytes of file names may be, becomes escapes."""
+    return text.encode(errors="backslashreplace")
+
+
 def unfinished_name(path: Path) -> Path:
     """What a file or folder is called until it is complete."""
     return path.with_name(f".{path.name}.unfinished")

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, printable
 from anchor3r.io.files import replacing
 
 _BITS = 21  # of each grid coordinate in a voxel's key
@@ -90,7 +90,7 @@ def write_ply(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -
         lines = [
             "ply",
             "format binary_little_endian 1.0",
-            f"comment {comment}",
+            f"comment {printable(comment)}",
             f"comment {'-' * (20 - len(str(count)))}",
             f"element vertex {count}",
             *(f"property {_PLY_TYPES[dtype[name].str]} {name}" for name in dtype.names or ()),
@@ -111,7 +111,7 @@ def write_pcd(path: Path | str, clouds: Iterable[Cloud], *, comment: str = "") -
     def header(count: int) -> str:
         lines = [
             "# .PCD v0.7 - Point Cloud Data file format",
-            f"# {comment}",
+            f"# {printable(comment)}",
             f"# {'-' * 2 * (20 - len(str(count)))}",
             "VERSION 0.7",
             f"FIELDS {' '.join(_PCD_POINT.names or ())}",

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anchor3r.errors import Anchor3RError
+from anchor3r.errors import Anchor3RError, printable
 from anchor3r.geometry import quat_from_rotation, rotation_from_quat
-from anchor3r.io.files import replacing
+from anchor3r.io.files import replacing, utf8
 from anchor3r.io.inputs import text_lines
 from anchor3r.trajectory import Trajectory
 
@@ -62,7 +62,7 @@ def write_tum(path: Path | str, trajectory: Trajectory, *, comment: str = "") ->
         )
     quat_wxyz = quat_from_rotation(trajectory.world_from_camera.rotation)
     columns = [trajectory.timestamps_s[:, None], trajectory.center, quat_wxyz[:, 1:], quat_wxyz[:, :1]]
-    head = f"# {comment}\n" if comment else ""
+    head = f"# {printable(comment)}\n" if comment else ""
     _write_lines(path, head, np.concatenate(columns, 1), "%.9f" + f" {_VALUE}" * 7)
 
 
@@ -221,7 +221,7 @@ def _write_lines(path: Path | str, head: str, values: NDArray[Any], line_format:
     line = line_format + "\n"
     text = head + "".join(line % tuple(row) for row in values.tolist())
     with replacing(path) as file:
-        file.write(text.encode())
+        file.write(utf8(text))
 
 
 def _read_lines(

@@ -173,18 +173,21 @@ def _from_pickle(path: Path) -> Weights:
         ]
         assignment, projection = tensors["pool.conv.weight"].float(), tensors["WPCA.0.weight"].float()
         centers, bias = tensors["pool.centroids"].float(), tensors["WPCA.0.bias"].float()
-    except (KeyError, AttributeError, RuntimeError) as error:
+        assignment, projection = assignment.flatten(1), projection.flatten(1)
+    except (LookupError, AttributeError, RuntimeError) as error:
         raise Anchor3RError(
             f"{path}: holds no tensor {error}; NetVLAD with PCA has encoder.N, pool.conv, pool.centroids "
             "and WPCA.0"
         ) from error
     mean, std = ((255 * r, 255 * g, 255 * b) for r, g, b in (_IMAGENET_MEAN, _IMAGENET_STD))
-    return Weights(convolutions, assignment.flatten(1), centers, projection.flatten(1), bias, mean, std)
+    return Weights(convolutions, assignment, centers, projection, bias, mean, std)
 
 
 def _check(path: Path, weights: Weights) -> None:
     """Shapes must fit together; widths may differ from VGG-16's."""
     channels = 3
+    if weights.projection_bias.ndim != 1 or weights.assignment.ndim != 2:
+        raise Anchor3RError(f"{path}: not the NetVLAD network: its last layers have other shapes")
     for weight, bias in weights.convolutions:
         if weight.shape[1:] != (channels, 3, 3) or bias.shape != weight.shape[:1]:
             raise Anchor3RError(f"{path}: a convolution has the shape {tuple(weight.shape)}, not VGG-16's")

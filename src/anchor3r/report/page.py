@@ -17,7 +17,7 @@ from PIL import Image
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.export.cameras import camera_in_words
-from anchor3r.io.files import replacing
+from anchor3r.io.files import replacing, utf8
 from anchor3r.pose_graph.edges import EdgeKind
 from anchor3r.report.charts import histogram, line_chart
 from anchor3r.report.diagnosis import (
@@ -86,7 +86,7 @@ def write_report(path: Path | str, scene_map: Map, poses: str, *, notice: str = 
         raise Anchor3RError(f"{scene_map.lack_of_poses()} There is nothing to report.")
     with replacing(path) as file:
         found = _gather(scene_map, poses, trajectory)
-        file.write(_page(found, notice).encode())
+        file.write(utf8(_page(found, notice)))
     return found.warnings
 
 

@@ -92,6 +92,16 @@ def _euroc_list(path: Path) -> tuple[NDArray[np.float64], list[str]]:
     return np.array([row[0] for row in rows]), [row[1] for row in rows]
 
 
+def _flatten_mapping(loader: Any, node: Any) -> None:
+    """Refuses mappings that are merged into each other: some hundred bytes of them come to gigabytes."""
+    if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+        raise yaml.YAMLError("it merges mappings")
+    yaml.SafeLoader.flatten_mapping(loader, node)
+
+
+_PlainLoader = type("_PlainLoader", (yaml.SafeLoader,), {"flatten_mapping": _flatten_mapping})
+
+
 def _euroc_sensor(path: Path) -> dict[str, Any] | None:
     """What a sensor.yaml says; None if there is none."""
     if not path.is_file():
@@ -99,7 +109,7 @@ def _euroc_sensor(path: Path) -> dict[str, Any] | None:
     insist_on_file(path, max_bytes=LIMITS.calibration_bytes)
     text = re.sub(r"^%YAML.*\n", "", path.read_text(errors="replace"))  # OpenCV's own, which YAML refuses
     try:
-        sensor = yaml.safe_load(text)
+        sensor = yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise Anchor3RError(
             f"{path} is no YAML ({error}); get it again, or remove it to go without"

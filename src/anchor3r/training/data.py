@@ -7,6 +7,7 @@ has numbers of its own.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -212,7 +213,7 @@ def _held_out_places(dataset: DataSet, entries: list[Entry]) -> set[str]:
     """About one of fifty places, by their names alone, and all that are evaluated on; never all."""
     places = sorted({dataset.place(entry.name) for entry in entries})
     reserved = {dataset.place(entry.name) for entry in entries if dataset.reserved(entry.name)}
-    ranks = {place: hashlib.sha256(place.encode()).digest() for place in places}
+    ranks = {place: hashlib.sha256(os.fsencode(place)).digest() for place in places}
     free = sorted((place for place in places if place not in reserved), key=lambda place: ranks[place])
     count = max(len(free) // HELD_OUT_ONE_OF, 1) if len(free) >= MIN_PLACES_TO_HOLD_OUT else 0
     return reserved | set(free[:count])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.framing import oblique_axes, top_axes, upward
-from anchor3r.io.files import replacing
+from anchor3r.io.files import replacing, utf8
 from anchor3r.store import best_poses, load_map
 from anchor3r.trajectory import Trajectory
 from anchor3r.viewer.contents import CAMERA_DEPTH, MapContents
@@ -56,7 +56,7 @@ def save_page(
         points = points.select(np.isin(points.frame, contents.online.frames))
         page = _page(contents, points, poses or best_poses(contents.trajectories))
     with replacing(site / "index.html") as file:
-        file.write(page.encode())
+        file.write(utf8(page))
     return site / "index.html", len(points)
 
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from anchor3r.errors import Anchor3RError
 from anchor3r.geometry import SE3
+from anchor3r.io.inputs import insist_on_file, text_lines
 from anchor3r.io.tables import rigid_motions
+from anchor3r.limits import LIMITS
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _KEY = re.compile(r"^( *)([A-Za-z_]\w*) *:(.*)$")
@@ -18,14 +20,12 @@ _KEY = re.compile(r"^( *)([A-Za-z_]\w*) *:(.*)$")
 
 def yaml_numbers(path: Path, *keys: str, count: int) -> NDArray[np.float64]:
     """The numbers (count,) under nested keys of a YAML file, however its lists are broken into lines."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise Anchor3RError(f"cannot read {path} ({error.strerror}); check that it is there") from error
+    insist_on_file(path, max_bytes=LIMITS.calibration_bytes)
+    lines = [line for _, line in text_lines(path, errors="replace")]
     for key in keys:
         lines = _value_of(lines, key)
     numbers = [float(text) for line in lines for text in _NUMBER.findall(line.split("#")[0])]
-    if len(numbers) != count:
+    if len(numbers) != count or not np.isfinite(numbers).all():
         where = " / ".join(keys)
         raise Anchor3RError(
             f"{path} should have {count} numbers under {where}, has {len(numbers)}; get it again"

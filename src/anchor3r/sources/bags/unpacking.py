@@ -61,6 +61,21 @@ class _BoundedFile:
         self._file.close()
 
 
+def _plain_yaml(typ: str) -> Any:
+    """A reader without mappings that are merged into each other: a few of them come to gigabytes."""
+    library = bag_library("ruamel.yaml")
+    yaml = library.YAML(typ=typ)
+    usual = yaml.Constructor
+
+    def flatten_mapping(constructor: Any, node: Any) -> Any:
+        if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):
+            raise library.error.YAMLError("it merges mappings")
+        return usual.flatten_mapping(constructor, node)
+
+    yaml.Constructor = type("PlainConstructor", (usual,), {"flatten_mapping": flatten_mapping})
+    return yaml
+
+
 @cache
 def bound_libraries() -> None:
     """Has `mcap` and `rosbags` unpack by this module; before anything of a recording is read."""
@@ -73,6 +88,7 @@ def bound_libraries() -> None:
     def open_zstd(file: BinaryIO, mode: str) -> _BoundedFile:
         return _BoundedFile(zstd.open(file, mode), LIMITS.unpacked_ratio * os.fstat(file.fileno()).st_size)
 
+    ros2.YAML = bag_library("rosbags.rosbag2.metadata").YAML = _plain_yaml
     ros1.decompressors.update(bz2=partial(unpacked, bz2.BZ2Decompressor), lz4=from_lz4)
     ros2.zstd = SimpleNamespace(decompress=from_zstd, open=open_zstd, ZstdError=zstd.ZstdError)
     ros2_mcap.DECOMPRESSORS.update(lz4=lambda data, _: from_lz4(data), zstd=lambda data, _: from_zstd(data))
