@@ -265,7 +265,7 @@ class MappingRun:
             with load_map(self.store.folder) as scene_map:
                 path = scene_map.trajectory()
             relative = 2 * camera["focal_sigma_px"] / camera["focal_px"]
-            told["path_bend"] = bend_by_focal_length(path, relative)
+            told["path_bend"] = bend_by_focal_length(path, relative) if path.is_in_order() else None
         self.store.write_meta(camera=told)
 
     def __iter__(self) -> Iterator[Update]:
