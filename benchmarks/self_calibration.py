@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from anchor3r.geometry import SE3, so3_exp, so3_log
+from anchor3r.geometry import SE3
 from anchor3r.pipeline.mapper import Mapper
 from anchor3r.pipeline.mapping import find_camera
 from anchor3r.predictors.features.predictor import FeaturesPredictor
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
 from anchor3r.sources.worlds import world_frame
-from anchor3r.trajectory import Trajectory, estimated_from_true_world
+from anchor3r.trajectory import Trajectory, bend_by_focal_length, estimated_from_true_world
 from anchor3r.worlds import World, make_world, sample_config
 
 _MOTIONS = ({"kind": "street", "motion": "driving"}, {"kind": "room"}, {"kind": "open"})
@@ -157,7 +157,7 @@ def _case(name: str, world: World) -> Case:
         num_poses_stated=num_poses_stated,
         ate=ate,
         ate_stated=ate_stated,
-        ate_of_spread=_ate_of_zoom(world, 2 * float(unknown["focal_sigma_px"] / unknown["focal_px"])),
+        ate_of_spread=_bend(world, 2 * float(unknown["focal_sigma_px"] / unknown["focal_px"])),
         invented=invented,
         invented_stated=invented_stated,
     )
@@ -185,31 +185,22 @@ def _mapped(frames: list[Frame], world: World) -> tuple[dict[str, float | bool],
         center=np.array([pose.center for pose in ordered]),
         component=np.array([pose.component for pose in ordered]),
     ).largest_component()
-    true = Trajectory(
-        frames=np.arange(len(world)),
-        rotation=world.camera_from_world.rotation,
-        center=world.camera_from_world.center(),
-    ).select(estimated.frames)
+    true = _true_trajectory(world).select(estimated.frames)
     if true.path_length() < _STILL:
         steps = np.linalg.norm(np.diff(estimated.center, axis=0), axis=1)
         return camera, float("nan"), float((steps > 0).mean()), len(poses)
     return camera, _ate(estimated, true), float("nan"), len(poses)
 
 
-def _ate_of_zoom(world: World, relative: float) -> float:
-    """Error of position over the length of the path that a focal length off by so much makes of true motion.
+def _bend(world: World, relative: float) -> float:
+    """What a focal length that is off by so much makes of the true path; NaN where nothing moves."""
+    found = bend_by_focal_length(_true_trajectory(world), relative)
+    return float("nan") if found is None else found
 
-    The images stay as they are if rotations about the axes across the view, and the ratio of steps across it
-    to those along it, are less by as much.
-    """
-    rotation, center = world.camera_from_world.rotation, world.camera_from_world.center()
-    less = np.array([1 / (1 + relative), 1 / (1 + relative), 1.0])
-    turned, moved = [rotation[0]], [center[0]]
-    for k, step in enumerate(np.diff(center, axis=0)):
-        moved.append(moved[-1] + turned[-1].T @ (less * (rotation[k] @ step)))
-        turned.append(so3_exp(less * so3_log(rotation[k + 1] @ rotation[k].T)) @ turned[-1])
-    true = Trajectory(frames=np.arange(len(world)), rotation=rotation, center=center)
-    return _ate(replace(true, rotation=np.array(turned), center=np.array(moved)), true)
+
+def _true_trajectory(world: World) -> Trajectory:
+    poses = world.camera_from_world
+    return Trajectory(frames=np.arange(len(world)), rotation=poses.rotation, center=poses.center())
 
 
 def _ate(estimated: Trajectory, true: Trajectory) -> float:

@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from anchor3r.batch import read_manifest
 from anchor3r.cli.main import main
 from anchor3r.errors import Anchor3RError
+from anchor3r.sources import open_source
 
 WORLD = "world:{}?motion=driving&frames=12&width=64&height=48"
 TRUTH = "ground-truth:0.2,0.02"
@@ -61,6 +63,20 @@ def test_a_table_is_mapped_and_a_broken_row_fails_alone(tmp_path: Path) -> None:
     before = (out / "first" / "result.json").stat().st_mtime_ns
     assert run(manifest, "--out", out) == 0
     assert (out / "first" / "result.json").stat().st_mtime_ns == before
+
+
+def test_errors_are_told_with_the_length_that_they_are_of(tmp_path: Path) -> None:
+    manifest = tmp_path / "rows.csv"
+    uri = "world:9?kind=room&motion=handheld&width=320&height=240&frames=24"
+    manifest.write_text(f'source,name,refine,predictor\n"{uri}",room,no,features\n')
+    assert run(manifest, "--out", tmp_path / "out") == 0
+    found = table(tmp_path / "out" / "results.csv")["room"]
+    with open_source(uri) as source:
+        poses = [frame.camera_from_world for frame in source]
+    center = np.array([pose.center() for pose in poses if pose is not None])
+    length = np.linalg.norm(np.diff(center, axis=0), axis=1).sum()
+    assert float(found["true_path_length"]) == pytest.approx(length, rel=1e-5)
+    assert 0 < float(found["ate_online"]) < 0.05 * length
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:

@@ -245,12 +245,16 @@ def _figures(result: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _scores(folder: Path) -> dict[str, Any]:
-    """Errors of online and refined poses against ground truth, where the source had one."""
+    """Errors of online and refined poses against ground truth, where the source had one, in its metres.
+
+    `path_length` is in the map's own unit, `true_path_length` in metres.
+    """
     with load_map(folder) as scene_map:
         truth, names = scene_map.true_trajectory(), scene_map.trajectory_names()
         found: dict[str, Any] = {"path_length": scene_map.trajectory(best_poses(names)).path_length()}
         if truth is None or scene_map.meta.get("ground_truth_predictor"):
             return found
+        found["true_path_length"] = truth.path_length()
         for name in names:
             scored = scored_trajectory(scene_map.trajectory(name), truth, Alignment.SIM3)
             if scored is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from anchor3r.geometry import SE3, Sim3, rotation_angle, umeyama
+from anchor3r.geometry import SE3, Sim3, rotation_angle, so3_exp, so3_log, umeyama
 
 ONLY_TURNED = "the camera only turned: its rotations are known, but no depth, so that there are no points"
 STOOD_STILL = "the camera stood still: its poses are all one, without depth, so that there are no points"
@@ -165,6 +165,27 @@ def estimated_from_true_world(estimated: Trajectory, true: Trajectory) -> Sim3 |
     if len(a) < MIN_ALIGNED_POSES or np.ptp(a, axis=0).max() == 0 or np.ptp(b, axis=0).max() == 0:
         return None
     return umeyama(a, b)
+
+
+def bend_by_focal_length(trajectory: Trajectory, relative: float) -> float | None:
+    """What a focal length that is too large by a part makes of a path: error of position (RMSE, after a
+    similarity) over its length; None where the camera does not move.
+
+    The images stay as they are if rotations about the axes across the view, and the ratio of steps across it
+    to those along it, are less by as much.
+    """
+    path, less = trajectory.largest_component(), np.array([1, 1, 1 + relative]) / (1 + relative)
+    if len(path) < MIN_ALIGNED_POSES or path.only_turns():
+        return None
+    turns = so3_exp(less * so3_log(path.rotation[1:] @ path.rotation[:-1].swapaxes(-1, -2)))
+    steps = less * np.einsum("nij,nj->ni", path.rotation[:-1], np.diff(path.center, axis=0))
+    rotation, center = path.rotation.copy(), path.center.copy()
+    for k, (turn, step) in enumerate(zip(turns, steps, strict=True)):
+        center[k + 1] = center[k] + rotation[k].T @ step
+        rotation[k + 1] = turn @ rotation[k]
+    bent_from_path = umeyama(path.center, center)
+    error = bent_from_path.inverse().apply(center) - path.center
+    return float(np.sqrt((error**2).sum(1).mean()) / path.path_length())
 
 
 def nearest_in_time(

@@ -12,6 +12,7 @@ from numpy.testing import assert_array_equal
 import anchor3r
 from anchor3r.cli import main as cli
 from anchor3r.errors import Anchor3RError
+from anchor3r.export.cameras import camera_in_words
 from anchor3r.pipeline.mapper import Update
 from anchor3r.pipeline.mapping import MappingRun, find_camera, map_source
 from anchor3r.pipeline.settings import MapSettings
@@ -153,6 +154,8 @@ def test_an_unknown_camera_is_found_before_the_map_begins(tmp_path: Path, walk: 
     assert summary["with_pose"] == len(walk)
     assert not summary["camera"]["stated"]
     assert summary["camera"]["determined"]
+    assert 0 < (bend := summary["camera"]["path_bend"]) < 0.02
+    assert f"put positions off by {bend:.2%} of the path" in camera_in_words(summary["camera"])
     with load_map(tmp_path / "m") as scene_map:
         found = scene_map.meta["first_pass_camera"]
         first, last = scene_map.intrinsics(0), scene_map.intrinsics(len(walk) - 1)

@@ -231,7 +231,7 @@ def mapping_progress(run: MappingRun) -> Iterator[Callable[[Update], None]]:
             done = (update.frame - wanted.start) // wanted.step + 1
             advance(done, "replaying" if update.frame <= run.last_stored else "mapping", total)
 
-        run.on_first_pass = lambda done: advance(done, "finding the camera", total)
+        run.on_first_pass = lambda done, of: advance(done, "finding the camera", of)
         run.on_end = lambda: advance(total or run.num_updates, "closing loops", total)
         yield show
 

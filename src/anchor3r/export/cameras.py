@@ -22,6 +22,8 @@ def camera_in_words(camera: Mapping[str, Any]) -> str:
     text = f"focal length {camera['focal_px']:.1f} ± {camera['focal_sigma_px']:.1f} pixels"
     if not camera.get("determined", True):
         text += " (undetermined: state the camera if it is known)"
+    elif (bend := camera.get("path_bend")) is not None:
+        text += f" (two spreads of it put positions off by {bend:.2%} of the path: state it if it is known)"
     elif camera.get("doubted"):
         text += f" (the stated {camera['stated_focal_px']:.1f} does not fit what was seen)"
     if "cx" in camera:

@@ -33,6 +33,7 @@ from anchor3r.store import Loop, Map, MapWriter, StoreConfig, load_map
 from anchor3r.store.database import holds_map
 from anchor3r.store.localising import places_identity
 from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
+from anchor3r.trajectory import bend_by_focal_length
 
 _CAMERA_FRAMES = 300
 """Frames of the first pass that finds an unknown camera. A handheld video tells it in a hundred, a drive in
@@ -190,8 +191,8 @@ class MappingRun:
         """Where the map is written."""
         self.last_stored = self.store.last_frame
         """The last frame that was in the map before this run; -1 if there was none."""
-        self.on_first_pass: Callable[[int], None] = lambda done: None
-        """Told how many frames of a first pass that finds the camera are done."""
+        self.on_first_pass: Callable[[int, int | None], None] = lambda done, total: None
+        """Told how many frames of a first pass that finds the camera are done, of how many."""
         self.on_end: Callable[[], None] = lambda: None
         """Told when all frames are mapped and loops are closed once more, which takes some time."""
         self.num_updates = 0
@@ -258,8 +259,16 @@ class MappingRun:
     def _keep_camera(self) -> None:
         """What the predictor believes of the camera: summary, reports and exports take it from the map."""
         camera = self._predictor.estimated_camera()
-        if camera is not None and self.store.last_pose() is not None:
-            self.store.write_meta(camera=camera)
+        if camera is None or self.store.last_pose() is None:
+            return
+        told: dict[str, float | None] = dict(camera)
+        if not camera["stated"]:
+            self.store.commit()  # so that the path is whole
+            with load_map(self.store.folder) as scene_map:
+                path = scene_map.trajectory()
+            relative = 2 * camera["focal_sigma_px"] / camera["focal_px"]
+            told["path_bend"] = bend_by_focal_length(path, relative) if path.is_in_order() else None
+        self.store.write_meta(camera=told)
 
     def __iter__(self) -> Iterator[Update]:
         self._started = time.monotonic()
@@ -275,7 +284,9 @@ class MappingRun:
     def _begin_with_camera(self) -> None:
         """Finds an unknown camera before the first frame is mapped; a resumed run takes what that found."""
         if self.last_stored < 0:
-            camera = find_camera(self.source, self._predictor, self.on_first_pass)
+            num_frames = self.source.num_frames
+            total = None if num_frames is None else min(num_frames, _CAMERA_FRAMES)
+            camera = find_camera(self.source, self._predictor, lambda done: self.on_first_pass(done, total))
             self.store.write_meta(first_pass_camera=camera)
         else:
             with load_map(self.store.folder) as scene_map:

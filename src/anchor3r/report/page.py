@@ -156,7 +156,7 @@ def _facts(found: _Findings) -> str:
         "frames": f"{counts.frames}",
         "with a pose": f"{len(trajectory)}",
         "lost": f"{counts.lost}",
-        "components": f"{counts.components}",
+        "component" if counts.components == 1 else "components": f"{counts.components}",
         **({"path": f"{path:.4g} {'m' if scene.metres_per_unit else 'units'}"} if has_path else {}),
         "points (estimated)": f"{int(found.survey.num_points.mean() * len(trajectory)):,}",
         "edges": f"{len(found.residuals[found.poses].anchor):,}",

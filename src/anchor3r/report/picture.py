@@ -428,5 +428,5 @@ def _scale_bar(ax: Axes, camera: PictureCamera, metres_per_unit: float | None) -
     length = max(step * power for step in (1, 2, 5) if step * power <= rough)
     start, y = 0.04 * width, 0.95 * height
     ax.plot([start, start + length / per_pixel], [y, y], color=_INK, linewidth=3, solid_capstyle="butt")
-    unit = "units" if metres_per_unit is None else "m"
+    unit = "m" if metres_per_unit is not None else "unit" if length == 1 else "units"
     ax.text(start, y - 0.012 * height, f"{length:g} {unit}", color=_INK, fontsize=11, va="bottom")

@@ -33,6 +33,7 @@ _INSIDE: dict[str, _Kinds] = {
     "camera": {
         "stated": (bool,), "determined": (bool,), "focal_px": (float,), "focal_sigma_px": (float,),
         "k1": (float,), "k2": (float,), "k1_sigma": (float, NoneType), "k2_sigma": (float, NoneType),
+        "path_bend": (float, NoneType),
     },
 }  # fmt: skip
 _LARGEST = 1e300
