@@ -161,6 +161,7 @@ def test_an_unknown_camera_is_found_before_the_map_begins(tmp_path: Path, walk: 
         first, last = scene_map.intrinsics(0), scene_map.intrinsics(len(walk) - 1)
         poses, truth = scene_map.trajectory(), scene_map.true_trajectory()
     assert found["determined"]
+    assert found["checked"]  # by a second pass
     # Every frame was mapped with a camera that is right, the first one too.
     assert found["focal_px"] == pytest.approx(CAMERA.fx, rel=0.04)
     for camera in (first, last):
@@ -197,6 +198,15 @@ def test_nothing_is_gone_through_twice_without_need(walk: list[Frame]) -> None:
         assert steps(source) == 0  # a generator cannot be gone through again
     with open_source(walk[:9]) as source:
         assert steps(source) == 9  # too few to tell
+
+
+def test_a_camera_that_is_found_is_looked_at_twice(walk: list[Frame]) -> None:
+    seen: list[int] = []
+    with open_source(walk) as source:
+        camera = find_camera(source, load_predictor("features"), seen.append)
+    assert camera is not None
+    assert camera["checked"]
+    assert seen == list(range(1, 2 * len(walk) + 1))
 
 
 def test_a_broken_frame_in_the_first_pass_leaves_the_frames_before_it(

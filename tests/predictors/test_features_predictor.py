@@ -524,6 +524,24 @@ def test_a_first_pass_that_was_wrong_is_found_out(error: float) -> None:
     assert not camera["determined"]
 
 
+def test_a_camera_that_was_checked_is_stayed_with(walk: list[Frame]) -> None:
+    """Windows draw a focal length that two passes agree on less far, unless it is not determined."""
+
+    def moved(sigma: float, *, checked: bool) -> float:
+        found, predictor = 1.03 * CAMERA.fx, FeaturesPredictor()
+        earlier = {"focal_px": found, "focal_sigma_px": sigma * found, "checked": checked}
+        predictor.assume_camera(earlier)
+        for frame in walk:
+            predictor.step(replace(frame, intrinsics=None))
+        camera = predictor.estimated_camera()
+        assert camera is not None
+        assert not checked or camera["focal_sigma_px"] >= sigma * camera["focal_px"]  # no surer for that
+        return 1 - float(camera["focal_px"]) / found
+
+    assert 0 < moved(0.03, checked=True) < 0.5 * moved(0.03, checked=False)
+    assert moved(0.08, checked=True) == moved(0.08, checked=False)
+
+
 def test_a_first_pass_that_was_right_stays(walk: list[Frame]) -> None:
     predictor = FeaturesPredictor()
     predictor.assume_camera({"focal_px": CAMERA.fx, "focal_sigma_px": 0.03 * CAMERA.fx})

@@ -36,7 +36,7 @@ from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
 from anchor3r.trajectory import bend_by_focal_length
 
 _CAMERA_FRAMES = 300
-"""Frames of the first pass that finds an unknown camera. A handheld video tells it in a hundred, a drive in
+"""Frames of each of the two passes that find an unknown camera. A handheld video tells it in a hundred, a drive in
 its first bends; features take 4 s for so many."""
 _USABLE_SPREAD = 0.1
 """Relative spread of a focal length up to which it is better to begin with it than to look for one on the
@@ -126,25 +126,39 @@ def _hold_camera_of(folder: Path, predictor: Predictor) -> None:
 def find_camera(
     source: Source, predictor: Predictor, on_frame: Callable[[int], None] = lambda done: None
 ) -> dict[str, float | bool] | None:
-    """What a first pass over the beginning of a source tells of its camera; the predictor is reset after it.
+    """What passes over the beginning of a source tell of its camera; the predictor is reset after them.
 
     None if the source states its camera, cannot be gone through twice, or does not tell it well enough. A map
     that begins with the camera it will end with is as good as with a stated one: while the camera is being
-    found out, frames are mapped with wrong ones.
+    found out, frames are mapped with wrong ones. So a second pass begins with what the first one has found,
+    and where it agrees the camera is `checked`: `Predictor.assume_camera` stays with it.
+    on_frame: told how many frames are done, those of the second pass after those of the first.
     """
     if not (predictor.calibrates and source.seekable) or source.live:
         return None
+    first, done = _camera_by_pass(source, predictor, on_frame)
+    if first is None:
+        return None
+    predictor.assume_camera(first)
+    second, _ = _camera_by_pass(source, predictor, lambda more: on_frame(done + more))
+    return first if second is None else {**second, "checked": True}
+
+
+def _camera_by_pass(
+    source: Source, predictor: Predictor, on_frame: Callable[[int], None]
+) -> tuple[dict[str, float | bool] | None, int]:
+    """The camera that one pass finds, None if none is found or needed; and how many frames it has seen."""
+    done = 0
     with closing(source.frames()) as frames, suppress(Anchor3RError):  # a broken frame is told when mapped
         for done, frame in enumerate(islice(frames, _CAMERA_FRAMES), 1):
             if frame.intrinsics is not None:
-                return None
+                return None, done
             predictor.step(frame)
             on_frame(done)
     camera = predictor.estimated_camera()
     predictor.reset()
-    if camera is None or camera["focal_sigma_px"] > _USABLE_SPREAD * camera["focal_px"]:
-        return None
-    return camera
+    is_usable = camera is not None and camera["focal_sigma_px"] <= _USABLE_SPREAD * camera["focal_px"]
+    return (camera if is_usable else None), done
 
 
 class MappingRun:
@@ -285,7 +299,7 @@ class MappingRun:
         """Finds an unknown camera before the first frame is mapped; a resumed run takes what that found."""
         if self.last_stored < 0:
             num_frames = self.source.num_frames
-            total = None if num_frames is None else min(num_frames, _CAMERA_FRAMES)
+            total = None if num_frames is None else 2 * min(num_frames, _CAMERA_FRAMES)
             camera = find_camera(self.source, self._predictor, lambda done: self.on_first_pass(done, total))
             self.store.write_meta(first_pass_camera=camera)
         else:

@@ -165,7 +165,8 @@ class Predictor(Protocol):
 
     def assume_camera(self, camera: Mapping[str, float | bool]) -> None:
         """Begins with the camera that `estimated_camera` told after an earlier pass over the stream, if the
-        source states none. To be called before the first frame."""
+        source states none; with an entry `checked` if a second pass has agreed. To be called before the first
+        frame."""
         return
 
     def hold_camera(self, camera: Mapping[str, float | bool]) -> bool:

@@ -63,6 +63,8 @@ class Odometry:
     """in pixels of the source's images, as an earlier pass over the stream has found it; None without one"""
     earlier_focal_sigma: float = 0.0
     """relative spread of it"""
+    is_earlier_checked: bool = False
+    """whether another pass that began with it has agreed"""
     is_turning: bool = False
     """whether the first of the waiting frames ends a turn on the spot, and has a pose"""
     misses: int = 0
@@ -112,7 +114,7 @@ class Odometry:
             if self.earlier_focal_px is not None:
                 # Both passes see the same frames, so that the first must not outvote what windows say now:
                 # where they contradict it, the estimate moves, and counts as unsure by as much.
-                focal = self.earlier_focal_sigma
+                focal = self._earlier_spread()
             sigma = np.array([focal, center, center, radial, radial])
             self.calibration = Calibration.known(self.camera, sigma)
         else:
@@ -121,6 +123,18 @@ class Odometry:
             self.calibration = Calibration.known(
                 self.camera, sigma, doubted_sigma=c.doubted_focal_sigma, bias=c.focal_bias
             )
+
+    def _earlier_spread(self) -> float:
+        """Relative spread with which windows may draw the focal length off what an earlier pass found.
+
+        If that was checked and is determined, only as far as chance has left it open: by what all windows
+        share they would bend the map, which fits itself best with one camera throughout.
+        """
+        c, sigma = self.config, self.earlier_focal_sigma
+        if not self.is_earlier_checked or sigma > c.known_focal_sigma:
+            return sigma
+        by_chance = math.sqrt(max(sigma**2 - c.focal_bias**2, 0.0)) / c.focal_inflation
+        return max(by_chance, c.focal_sigma)
 
     @property
     def is_known(self) -> bool:
@@ -146,8 +160,8 @@ class Odometry:
             return math.hypot(own, self.config.focal_bias)
         moved = log_focal - self.first_log_focal
         told = math.hypot(self.config.focal_inflation * own, self.config.focal_bias)
-        if self.earlier_focal_px is not None:
-            told = min(told, self.earlier_focal_sigma)  # both passes saw the same
+        if self.earlier_focal_px is not None:  # both passes saw the same
+            told = self.earlier_focal_sigma if self.is_earlier_checked else min(told, self.earlier_focal_sigma)
         return math.hypot(told, moved)
 
     def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:

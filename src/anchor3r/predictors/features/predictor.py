@@ -144,6 +144,7 @@ class FeaturesPredictor(Predictor):
         focal_px, sigma_px = float(camera["focal_px"]), float(camera["focal_sigma_px"])
         self._odometry.earlier_focal_px = focal_px
         self._odometry.earlier_focal_sigma = sigma_px / focal_px
+        self._odometry.is_earlier_checked = bool(camera.get("checked", False))
 
     def hold_camera(self, camera: Mapping[str, float | bool]) -> bool:
         if "cx" not in camera:  # of a map that says no more than the focal length
