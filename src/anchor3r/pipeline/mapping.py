@@ -36,8 +36,8 @@ from anchor3r.threads import chosen_threads, frequent_switches, limited_threads
 from anchor3r.trajectory import bend_by_focal_length
 
 _CAMERA_FRAMES = 300
-"""Frames of each of the two passes that find an unknown camera. A handheld video tells it in a hundred, a drive in
-its first bends; features take 4 s for so many."""
+"""Frames of each of the two passes that find an unknown camera. A handheld video tells it in a hundred, a
+drive in its first bends; features take 4 s for so many."""
 _USABLE_SPREAD = 0.1
 """Relative spread of a focal length up to which it is better to begin with it than to look for one on the
 way: the spread that a stated one is taken with."""

@@ -161,7 +161,8 @@ class Odometry:
         moved = log_focal - self.first_log_focal
         told = math.hypot(self.config.focal_inflation * own, self.config.focal_bias)
         if self.earlier_focal_px is not None:  # both passes saw the same
-            told = self.earlier_focal_sigma if self.is_earlier_checked else min(told, self.earlier_focal_sigma)
+            earlier = self.earlier_focal_sigma
+            told = earlier if self.is_earlier_checked else min(told, earlier)
         return math.hypot(told, moved)
 
     def assumed(self, grey: Image, camera: Array, focal_sigma: float) -> Calibration:
