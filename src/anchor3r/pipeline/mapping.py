@@ -206,7 +206,7 @@ class MappingRun:
         self.last_stored = self.store.last_frame
         """The last frame that was in the map before this run; -1 if there was none."""
         self.on_first_pass: Callable[[int, int | None], None] = lambda done, total: None
-        """Told how many frames of a first pass that finds the camera are done, of how many."""
+        """Told how many frames of the passes that find the camera are done, of how many."""
         self.on_end: Callable[[], None] = lambda: None
         """Told when all frames are mapped and loops are closed once more, which takes some time."""
         self.num_updates = 0
