@@ -70,6 +70,7 @@ def stream(
     predictor: Predictor | None = None,
     resume: bool = False,
     config: LoopClosingConfig | None = None,
+    snapshot_frames: int = 23,
 ) -> list[Update]:
     """Maps circles with loops closed online; a resumed run goes on with what is there.
 
@@ -77,7 +78,7 @@ def stream(
     """
     predictor = predictor or GroundTruthPredictor(NOISE)
     make = MapWriter.resume if resume else MapWriter.create
-    with make(out, config=StoreConfig(snapshot_frames=23)) as store:
+    with make(out, config=StoreConfig(snapshot_frames=snapshot_frames)) as store:
         config = config or LoopClosingConfig()
         search, _ = store.begin_search({"online": asdict(config)})
         store.begin_places(places_identity())
@@ -282,6 +283,26 @@ def test_lost_camera_is_found_again(tmp_path: Path) -> None:
     true_center = truth.center[np.searchsorted(truth.frames, found.frames)]
     aligned = umeyama(found.center, true_center).apply(found.center)
     assert np.sqrt(((aligned - true_center) ** 2).sum(1).mean()) < 1.0
+
+
+def test_lost_camera_is_looked_for_more_often_until_it_is_found(tmp_path: Path) -> None:
+    config, lost = LoopClosingConfig(), range(ROUND - 30, ROUND + 10)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    updates = stream(whole, predictor=Blinded(lost))
+    joined = next(u.frame for u in updates if u.frame > lost.stop + 1 and u.component == 0)
+    with load_map(whole) as scene_map:
+        kept = np.array([k for k in range(NUM_FRAMES) if scene_map.place_if_kept(k) is not None])
+    before, alone, after = (
+        kept[kept < lost.start],
+        kept[(kept > lost.stop) & (kept < joined)],
+        kept[kept > joined],
+    )
+    assert set(np.diff(alone)) == {config.interval_alone}
+    assert set(np.diff(before)) == set(np.diff(after)) == {config.keyframe_interval}
+    # Which tracks are joined is told by the map when a run goes on just after one was.
+    stream(parts, stop=joined + 3, snapshot_frames=joined + 2, predictor=Blinded(lost))
+    stream(parts, resume=True, predictor=Blinded(lost))
+    assert content(parts) == content(whole)
 
 
 def test_covered_lens_is_forgotten_once_the_place_is_recognised(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ class LoopCloser:
         self._num_frames = self._num_posed = self._num_jobs = 0
         self._started_at = -config.interval  # frames when the last job began
         self._is_free = False
+        self._joined: set[int] = set()
         self._jobs: deque[_Job] = deque()
         self._cameras: dict[int, Camera] = {}  # of jobs that a resumed run begins again
         self._typical_step_s = 0.0
@@ -101,7 +102,16 @@ class LoopCloser:
         """What is to be applied with the next frame: a job's result, if one is due there."""
         if not self._jobs or self._jobs[0].due != self._num_frames + 1:
             return None
-        return self._jobs.popleft().result.result()
+        closing = self._jobs.popleft().result.result()
+        self._follow(closing.correction)
+        return closing
+
+    def _follow(self, correction: OnlineCorrection | None) -> None:
+        """Takes over which tracks hang together with others."""
+        if correction is not None:
+            heads = correction.heads()
+            together = [np.sum(heads.component == component) > 1 for component in heads.component]
+            self._joined = set(heads.track[together].tolist())
 
     def observe(
         self, poses: tuple[FramePose, ...], edges: Edges, descriptor: NDArray[np.float32] | None
@@ -113,9 +123,11 @@ class LoopCloser:
                 self._members.setdefault(member, self._num_frames)
             self._windows.add(edges)
             self._is_free |= bool(np.isfinite(edges.log_scale_ratio).any())
-        for frame in sorted(pose.frame for pose in poses):
-            if self._num_posed % self.config.keyframe_interval == 0:
-                self._keyframes.append((frame, descriptor if frame == poses[0].frame else None))
+        for pose in sorted(poses, key=lambda pose: pose.frame):
+            is_alone = pose.component > 0 and pose.component not in self._joined
+            every = self.config.interval_alone if is_alone else self.config.keyframe_interval
+            if self._num_posed % every == 0:
+                self._keyframes.append((pose.frame, descriptor if pose.frame == poses[0].frame else None))
             self._num_posed += 1
         self._num_frames += 1
         if not self._keyframes or self._num_frames - self._started_at < self.config.interval:
@@ -184,7 +196,9 @@ class LoopCloser:
         for loop, groups in scene_map.measured_loops(self.search):
             loops.setdefault(int(loop.figures[JOB]), []).append((loop, groups))
         started: list[StreamSoFar] = []
-        for poses, edges, descriptor in scene_map.stream(last_frame):
+        told = dict(scene_map.corrections_told(last_frame))
+        for frame, poses, edges, descriptor in scene_map.stream(last_frame):
+            self._follow(told.get(frame))
             if self.observe(poses, edges, descriptor):
                 started.append(self._now())
         for seen in started:
@@ -192,7 +206,7 @@ class LoopCloser:
                 self._worker.recall(seen, loops.get(seen.job, []))
             else:
                 self._begin(replace(seen, camera=self._cameras.get(seen.job)))
-        return scene_map.correction_told_at(last_frame)
+        return told[max(told)] if told else None
 
 
 def _row(pose: FramePose) -> NDArray[np.float64]:

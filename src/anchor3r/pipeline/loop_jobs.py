@@ -34,9 +34,12 @@ from anchor3r.store import Loop, LoopClosing, Map, load_map
 from anchor3r.store.camera import estimated_camera
 from anchor3r.store.localising import describe_frame
 from anchor3r.trajectory import Trajectory
+from anchor3r.unused_memory import give_back_unused_memory
 
 JOB = "job"
 """Among a loop's figures: the number of the job that measured it."""
+_JOBS_A_CLEANUP = 16
+"""Jobs after which what they needed for a moment is given back."""
 ROW_SIZE = 15
 """Numbers of a pose: frame, component, log scale, rotation, centre."""
 Camera = dict[str, Any] | None
@@ -57,7 +60,10 @@ class LoopClosingConfig:
     time from those that do not. A place that is seen again corrects the map at most `judgement_interval`
     frames later than this: in 2 s at ten frames a second."""
     keyframe_interval: int = 5
-    """Compare one frame out of so many with earlier places."""
+    """Compare one frame out of so many with earlier places;"""
+    interval_alone: int = 3
+    """and one out of so many in a later track as long as no loop joins it with another: a camera that lost
+    its way is looked for as often as jobs start."""
     judgement_interval: int = 10
     """Frames from one judgement of all events to the next at least: on a long map it costs more than all else
     that a job does. What is measured in between waits for it."""
@@ -96,6 +102,7 @@ class LoopClosingConfig:
     def __post_init__(self) -> None:
         counts = min(self.interval, self.latency, self.keyframe_interval, self.judgement_interval)
         counts = min(counts, self.max_new_keyframes, self.max_measured, self.followed_after)
+        counts = min(counts, self.interval_alone)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
         if min(counts, self.max_averaged) < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")
@@ -181,7 +188,11 @@ class LoopWorker:
         ]
         self._take(measured, seen)
         told = LoopClosing(search=self._search, found=measured, places=described)
-        return self._closed(told, seen, odometry) if self._is_judged_now(seen) else told
+        if self._is_judged_now(seen):
+            told = self._closed(told, seen, odometry)
+        if seen.job % _JOBS_A_CLEANUP == 0:
+            give_back_unused_memory()
+        return told
 
     def end(self, seen: StreamSoFar, search: int) -> LoopClosing:
         """The last job, of the whole stream: all events anew, of keyframes that had none too, and judged.

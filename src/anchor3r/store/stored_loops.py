@@ -105,9 +105,9 @@ class StoredLoops(StoredPoses):
     @decodes
     def stream(
         self, last_frame: int
-    ) -> list[tuple[tuple[FramePose, ...], Edges, NDArray[np.float32] | None]]:
-        """What each frame up to `last_frame` brought as it was mapped: its own pose by windows and those of
-        earlier frames, the edges of its window, its descriptor."""
+    ) -> list[tuple[int, tuple[FramePose, ...], Edges, NDArray[np.float32] | None]]:
+        """Each frame up to `last_frame`, and what it brought as it was mapped: its own pose by windows and
+        those of earlier frames, the edges of its window, its descriptor."""
         poses: dict[int, list[FramePose]] = {}
         for since, *row in self._all(
             f"SELECT known_since, {rows.POSE_COLUMNS} FROM poses WHERE name = ? AND known_since <= ? "
@@ -127,6 +127,7 @@ class StoredLoops(StoredPoses):
         )
         return [
             (
+                frame,
                 tuple(poses.get(frame, ())),
                 rows.edges_from_groups([windows[frame]] if frame in windows else []),
                 None if descriptor is None else np.frombuffer(descriptor, "<f4"),

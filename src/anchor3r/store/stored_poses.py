@@ -124,10 +124,10 @@ class StoredPoses(MapDatabase):
         return [(frame, OnlineCorrection.from_bytes(data)) for frame, data in found]
 
     @decodes
-    def correction_told_at(self, frame: int) -> OnlineCorrection | None:
-        """What poses were told with after a frame: the last similarity of each track, from loops closed."""
-        held = [correction for since, correction in self._corrections(heads=True) if since <= frame]
-        return held[-1] if held else None
+    def corrections_told(self, last_frame: int) -> list[tuple[int, OnlineCorrection]]:
+        """What poses up to a frame were told with, each with the frame from which on it held: the last
+        similarity of each track, from loops closed."""
+        return [(since, told) for since, told in self._corrections(heads=True) if since <= last_frame]
 
     def _stored_trajectory(self, name: str) -> Trajectory:
         self._insist_on_checksums("poses", "name = ?", (name,))
