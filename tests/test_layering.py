@@ -24,7 +24,6 @@ FOUNDATION = {
     "robust",
     "snapshots",
     "threads",
-    "unused_memory",
     "trajectory",
 }
 """Pure functions and types that know neither files nor pipelines; every package may use them."""
@@ -80,7 +79,6 @@ INSIDE_FOUNDATION = {
     "robust": set(),
     "snapshots": set(),
     "threads": {"errors", "limits"},
-    "unused_memory": set(),
     "geometry": {"robust"},
     "trajectory": {"geometry", "errors", "robust"},
     "framing": {"trajectory"},

@@ -29,6 +29,11 @@ def _frames(poses: list[SE3], first: int = 0) -> list[Frame]:
     return [ROOM.frame(first + k, pose) for k, pose in enumerate(poses)]
 
 
+def true_pose(frame: Frame) -> SE3:
+    assert frame.camera_from_world is not None
+    return frame.camera_from_world
+
+
 def _statuses(predictor: FeaturesPredictor, frames: Iterable[Frame]) -> list[WindowStatus]:
     return [predictor.step(frame).status for frame in frames]
 
@@ -489,6 +494,32 @@ def test_configs_that_cannot_work_are_refused() -> None:
         FeaturesConfig(free_keyframes=FeaturesConfig().memory)
     with pytest.raises(ValueError, match="min_side"):
         FeaturesConfig(min_side=900)
+
+
+@pytest.mark.parametrize(
+    ("route", "first"),
+    [("108?motion=grid&frames=1500", 621), ("110?motion=grid&frames=1500", 466), ("117?frames=600", 180)],
+)
+def test_driving_along_an_open_road_is_no_turn(route: str, first: int) -> None:
+    """Near corners are lost at once; those on the horizon and the clouds would fit a camera that turns."""
+    with open_source(f"world:{route}&kind=street&width=320&height=240") as source:
+        frames = {k: source.read(k) for k in range(first, first + 20)}
+    predictor, started = FeaturesPredictor(), []
+    for k, frame in frames.items():
+        window = predictor.step(frame)
+        for member, rotation, translation in zip(
+            window.members.tolist(),
+            window.member_from_anchor_rotation,
+            window.member_from_anchor_translation,
+            strict=True,
+        ):
+            true = (true_pose(frames[member]) @ true_pose(frames[k]).inverse()).translation
+            assert np.linalg.norm(translation) > 0
+            cosine = translation @ true / (np.linalg.norm(translation) * np.linalg.norm(true))
+            assert np.degrees(np.arccos(min(cosine, 1.0))) < 5
+            assert rotation_angle(rotation) < 0.1
+            started.append(member)
+    assert min(started) == first  # all that waited have their pose
 
 
 def test_a_turn_seen_with_an_unknown_camera_is_given_no_translation() -> None:

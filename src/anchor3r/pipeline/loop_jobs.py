@@ -34,12 +34,9 @@ from anchor3r.store import Loop, LoopClosing, Map, load_map
 from anchor3r.store.camera import estimated_camera
 from anchor3r.store.localising import describe_frame
 from anchor3r.trajectory import Trajectory
-from anchor3r.unused_memory import give_back_unused_memory
 
 JOB = "job"
 """Among a loop's figures: the number of the job that measured it."""
-_JOBS_A_CLEANUP = 16
-"""Jobs after which what they needed for a moment is given back."""
 ROW_SIZE = 15
 """Numbers of a pose: frame, component, log scale, rotation, centre."""
 Camera = dict[str, Any] | None
@@ -188,11 +185,7 @@ class LoopWorker:
         ]
         self._take(measured, seen)
         told = LoopClosing(search=self._search, found=measured, places=described)
-        if self._is_judged_now(seen):
-            told = self._closed(told, seen, odometry)
-        if seen.job % _JOBS_A_CLEANUP == 0:
-            give_back_unused_memory()
-        return told
+        return self._closed(told, seen, odometry) if self._is_judged_now(seen) else told
 
     def end(self, seen: StreamSoFar, search: int) -> LoopClosing:
         """The last job, of the whole stream: all events anew, of keyframes that had none too, and judged.

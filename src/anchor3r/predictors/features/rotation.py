@@ -54,6 +54,8 @@ class Rotations:
     """whether nearly all observations agree with rotations alone"""
     is_plausible: bool
     """whether most of them do"""
+    max_error_px: float
+    """up to which they agree"""
 
 
 def fit_rotations(
@@ -102,6 +104,7 @@ def fit_rotations(
         variance,
         is_explained=bool(agreed >= _EXPLAINED and median_px < max_error_px / 2),
         is_plausible=bool(agreed >= _PLAUSIBLE and median_px < max_error_px),
+        max_error_px=max_error_px,
     )
 
 
@@ -127,6 +130,21 @@ def shows_parallax(
     along = np.abs(np.sum((now - rotated) * line, axis=1))
     exceeding = int(np.sum(along > np.maximum(across, _MEDIAN_ERROR * noise_px)))
     return 2 * exceeding - len(first) > _SIGNIFICANT * math.sqrt(len(first))
+
+
+def agreement_of_lost(turned: Rotations, observed: Array) -> float:
+    """Part of the corners (k, n, 2), NaN once they are lost, that were lost where rotations put them.
+
+    A camera that moves ahead soon loses what is near, and what is far looks as if it had turned: those that
+    are left are no fair sample. 1 if none was lost after it had been followed for a while.
+    """
+    count = np.sum(np.isfinite(observed[:, :, 0]), axis=0)
+    which = np.flatnonzero((count > 1) & (count < len(observed)))
+    last = count[which] - 1
+    first = rays(turned.camera, observed[0, which])
+    expected = project(turned.camera, np.einsum("nab,nb->na", turned.frame_from_first[last], first))
+    off = np.linalg.norm(expected - observed[last, which], axis=1)
+    return float(np.mean(off < turned.max_error_px)) if len(which) else 1.0
 
 
 def _zoomed(camera: Array, log_factor: float) -> Array:
