@@ -19,7 +19,7 @@ from anchor3r.sources.frame import Frame
 from anchor3r.sources.undistortion import undistorted
 from anchor3r.sources.worlds import world_frame
 from anchor3r.threads import limited_threads
-from anchor3r.worlds import make_world, sample_config
+from anchor3r.worlds import WorldConfig, make_world, sample_config
 from box_room import CAMERA, BoxRoom, pose_at, stroll
 
 ROOM = BoxRoom(1)
@@ -520,6 +520,23 @@ def test_driving_along_an_open_road_is_no_turn(route: str, first: int) -> None:
             assert rotation_angle(rotation) < 0.1
             started.append(member)
     assert min(started) == first  # all that waited have their pose
+
+
+def test_a_map_that_starts_keeps_its_scale() -> None:
+    """All its keyframes are free to move, but not to shrink or to grow together."""
+    world = make_world(
+        WorldConfig(seed=108, kind="street", motion="grid", frames=1500, width=320, height=240)
+    )
+    frames = {k: world_frame(world, k) for k in range(538, 556)}
+    predictor, scale = FeaturesPredictor(), []
+    for frame in frames.values():
+        window = predictor.step(frame)
+        true = [true_pose(frames[member]) @ true_pose(frame).inverse() for member in window.members.tolist()]
+        way = [np.linalg.norm(pose.translation) for pose in true]
+        if way:
+            scale.append(np.median(np.linalg.norm(window.member_from_anchor_translation, axis=1) / way))
+    assert len(scale) >= 12
+    assert max(scale) < 1.05 * min(scale)
 
 
 def test_a_turn_seen_with_an_unknown_camera_is_given_no_translation() -> None:

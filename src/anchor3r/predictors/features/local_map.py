@@ -150,24 +150,32 @@ class LocalMap:
 
     def adjust(
         self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
-    ) -> Adjusted:
+    ) -> tuple[Adjusted, float]:
         """Bundle adjustment of the newest keyframes, their mature points that others see too, and the camera.
 
-        The camera is drawn to what is believed of it; without a belief it is held.
+        The camera is drawn to what is believed of it; without a belief it is held. Where fewer keyframes are
+        held than free, they do not hold the scale: steps change it by chance, and it is put back so that all
+        but the newest keyframe are as far apart as they were. Returns by how much everything grew by that.
         """
         num_free = min(num_free, len(self) - 1)
+        is_young, extent = len(self) <= 2 * num_free, _extent(self.poses[:-1])
         adjustment, chosen = self.adjustment(camera, num_free, huber_px, belief, iterations)
         adjustment.run(iterations)
         adjusted = adjustment.adjusted
         self.poses = SE3(adjusted.rotations, adjusted.translations)
         self.points.position[chosen] = adjusted.points
-        covariance = of_poses(adjusted.information)
+        covariance, grown = of_poses(adjusted.information), 1.0
+        if is_young and extent > 0:
+            grown = extent / _extent(self.poses[:-1])
+            self.poses = SE3(self.poses.rotation, grown * self.poses.translation)
+            self.points.position *= grown
+            covariance *= np.outer(*2 * [np.tile(np.repeat([1.0, grown], 3), num_free)])
         self.covariance = edges_to_newest(self.poses, covariance, num_free)
         self.oldest_covariance = self.covariance[len(self) - 1 - num_free]
-        if len(self) <= 2 * num_free:
+        if is_young:
             covariance = in_one_scale(self.poses, covariance, num_free)
             self.covariance = edges_to_newest(self.poses, covariance, num_free)
-        return adjusted
+        return adjusted, grown
 
     def adjustment(
         self, camera: Array, num_free: int, huber_px: float, belief: Calibration | None, iterations: int
@@ -209,3 +217,9 @@ class LocalMap:
         num_steps = len(self) - 1 - oldest
         oldest_from_newest = self.poses[oldest] @ self.poses[len(self) - 1].inverse()
         return log_scale_sigma(oldest_from_newest, self.noise_variance * self.oldest_covariance, num_steps)
+
+
+def _extent(poses: SE3) -> float:
+    """Root mean square distance of cameras from their centre."""
+    center = poses.center()
+    return float(np.sqrt(np.mean(np.sum((center - center.mean(axis=0)) ** 2, axis=1))))

@@ -246,7 +246,7 @@ class Odometry:
         if np.sum(m.points.mature & m.points.followed) < c.few_points * c.points:
             m.triangulate(self.camera, c.max_error_px, parallax_rad / 2)
         if not (belief.is_held or self.is_known):
-            adjusted = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
+            adjusted, grown = m.adjust(self.camera, num_free, c.huber_px, belief, c.adjust_steps)
             self.camera = adjusted.camera
             belief.add(adjusted, 1 / c.memory)
         else:
@@ -254,11 +254,13 @@ class Odometry:
                 self._begin_learning(belief)
             drawn_to = None if belief.is_held else belief
             self.camera = camera_from(belief.mean, self.camera)
-            self.camera = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps).camera
+            adjusted, grown = m.adjust(self.camera, num_free, c.huber_px, drawn_to, c.adjust_steps)
+            self.camera = adjusted.camera
         self.num_keyframes += 1
         m.reject(self.camera, c.max_error_px)
         m.rebase()
         self.pose = SE3.identity()
+        self.motion = SE3(self.motion.rotation, grown * self.motion.translation)
 
     def _begin_learning(self, belief: Calibration) -> None:
         """Begins to find out what the remembered keyframes say of a known camera, all of them free.
