@@ -12,13 +12,15 @@ from numpy.testing import assert_allclose, assert_array_equal
 from PIL import Image
 
 from anchor3r.cli import main as cli
-from anchor3r.geometry import SE3, umeyama
+from anchor3r.geometry import SE3, so3_exp, umeyama
 from anchor3r.pipeline.mapper import Mapper, Update
 from anchor3r.pipeline.mapping import MappingRun, map_source
 from anchor3r.pipeline.settings import MapSettings
-from anchor3r.predictors.interface import WindowStatus
+from anchor3r.predictors.combined import CombinedPredictor
+from anchor3r.predictors.interface import WindowPrediction, WindowStatus
 from anchor3r.predictors.loading import load_predictor
 from anchor3r.predictors.window_scales import StreamScales
+from anchor3r.predictors.windows import contradiction
 from anchor3r.robust import Estimate
 from anchor3r.sources import open_source
 from anchor3r.sources.frame import Frame
@@ -189,6 +191,52 @@ def test_windows_of_a_still_camera_are_the_networks() -> None:
     first = next(update for update in updates if update.pose is not None)
     if first.prediction.measured_by == "network:tiny":
         assert {late.frame for late in first.prediction.member_points} <= set(range(first.frame))
+
+
+def test_a_start_that_the_images_refute_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = load_predictor("auto")
+    assert isinstance(predictor, CombinedPredictor)
+    features, by = predictor._features, []
+    step, wrong = features.step, so3_exp([0.0, 0.07, 0.0])
+
+    def turned(frame: Frame) -> WindowPrediction:
+        window = step(frame)
+        rotation = window.member_from_anchor_rotation @ wrong
+        return replace(window, member_from_anchor_rotation=rotation) if features.is_running else window
+
+    monkeypatch.setattr(features, "step", turned)
+    for frame in _walk(24):
+        window = predictor.step(frame)
+        by.append(window.measured_by)
+        assert not features.is_running
+    assert set(by) == {None, "network:tiny"}
+    monkeypatch.undo()
+    for frame in _walk(40)[24:]:
+        by.append(predictor.step(frame).measured_by)
+    assert by[-1] == "features"
+
+
+def test_contradiction_is_measured_by_what_both_state() -> None:
+    def window(translation: list[float], turn_rad: float, sigma: float) -> WindowPrediction:
+        return WindowPrediction(
+            anchor=5,
+            members=np.array([3, 4]),
+            member_from_anchor_rotation=np.stack([np.eye(3), so3_exp([0.0, 0.3 + turn_rad, 0.0])]),
+            member_from_anchor_translation=np.array([[9.0, 9.0, 9.0], translation]),
+            confidence=np.ones(2),
+            covariance=np.tile(sigma**2 * np.eye(6), (2, 1, 1)),
+        )
+
+    known, one = Estimate(0.0, 0.0), window([0.0, 0.0, 1.0], 0.0, 0.03)
+    assert contradiction(one, one, 4, known) == pytest.approx(0.0, abs=1e-12)
+    assert contradiction(one, window([0.0, 0.0, 1.0], 0.1, 0.04), 4, known) == pytest.approx(4.0, rel=1e-6)
+    longer = window([0.0, 0.0, 2.0], 0.0, 0.04)
+    assert contradiction(one, longer, 4, known) == pytest.approx(400.0)
+    assert contradiction(one, longer, 4, Estimate(0.0, 1.0)) == pytest.approx(1 / (4 + 0.0025), rel=1e-3)
+    # Twice as long by a scale twice as large is no contradiction; spreads go with the scale.
+    assert contradiction(longer, one, 4, Estimate(np.log(2), 0.0)) == pytest.approx(0.0, abs=1e-12)
+    aside = window([0.02, 0.0, 1.0], 0.0, 0.0)
+    assert contradiction(longer, aside, 4, Estimate(np.log(2), 0.0)) == pytest.approx(1.0)
 
 
 def test_scales_are_filtered() -> None:

@@ -33,6 +33,7 @@ from anchor3r.predictors.windows import (
     WaitingFrame,
     agreement,
     as_waiting,
+    contradiction,
     inflated,
     rescaled,
     spread,
@@ -74,6 +75,9 @@ class CombinedConfig:
     """What is left over what is explained of those details, 1 / correlation² - 1, up to which the network
     errs as it states; above it errs by as much more. At five, ten and twenty times it, under the blur of fast
     motion, rotations were off by some 0.5°, 1° and 2° instead of 0.1°."""
+    contradiction: float = 22.46
+    """Squared distance, of 6 degrees of freedom, between what a young map of `features` and the network say
+    of a pose, above which one of the two is wrong: chance exceeds it in one case of a thousand."""
     patience: int = 30
     """Frames in a row without any answer after which a new component begins."""
     cells_alike: float = 16.0
@@ -226,6 +230,24 @@ class CombinedPredictor(Predictor):
         can_tell = self._features.tells_scale or self._has_few_points()
         return can_tell and spread(window) < self._config.inflation * spread(measured)
 
+    def _is_refuted(self, measured: WindowPrediction, window: WindowPrediction, seen: SeenFrame) -> bool:
+        """Whether a young map of `features` says what the network contradicts, and images bear that one out.
+
+        A start under blur may be wrong by far and sure of itself.
+        """
+        state, config = self._state, self._config
+        if self._features.tells_scale:
+            return False
+        both = np.intersect1d(measured.members, window.members)
+        common = [frame for frame in state.recent if frame.index in both]
+        if not common or measured.points_in_anchor is None:
+            return False
+        ratio = self._compared(Depths.of(measured), window)
+        owned = inflated(measured, config.inflation), inflated(window, state.network_excess)
+        if contradiction(*owned, common[-1].index, ratio) < config.contradiction:
+            return False
+        return agreement(window, seen, common[-1]) >= agreement(measured, seen, common[-1])
+
     def _by_features(self, measured: WindowPrediction, window: WindowPrediction | None) -> WindowPrediction:
         """The window of `features` in the stream's scale, which that of the network helps to tell."""
         state, sigma = self._state, measured.log_scale_sigma
@@ -266,6 +288,10 @@ class CombinedPredictor(Predictor):
             return self._without_network(measured)
         state.unanswered_frames = 0
         if measured.status is WindowStatus.OK and self._features.is_running:
+            if self._is_refuted(measured, window, seen):
+                self._features.begin_anew(measured.anchor)
+                state.is_related = False
+                return self._by_network(window)
             # A start answers for the frames that waited for it, and its scale is that of the stream.
             is_start, goes_on = not state.has_scale, state.has_network_answered
             if state.is_related and not state.scales.is_known(_NETWORK):

@@ -13,10 +13,11 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from anchor3r.geometry import SE3, Array, Pinhole
+from anchor3r.geometry import SE3, Array, Pinhole, so3_log
 from anchor3r.predictors.features.uncertainty import carried
 from anchor3r.predictors.interface import MemberPoints, WindowPrediction
 from anchor3r.predictors.network.predictor import SeenFrame
+from anchor3r.robust import Estimate
 
 _DETAIL_PX = 9
 """Side of the neighbourhood whose mean is taken away before two images are compared."""
@@ -162,17 +163,34 @@ def spread(window: WindowPrediction) -> float:
     return math.sqrt(float(variance[:3].sum() + variance[3:].sum() / depth**2))
 
 
+def contradiction(one: WindowPrediction, other: WindowPrediction, member: int, ratio: Estimate) -> float:
+    """Squared distance, of 6 degrees of freedom, between what two windows of one frame say of a member.
+
+    ratio: logarithm of lengths of the one over those of the other.
+    """
+    one = rescaled(one, -ratio.value)
+    k, j = (int(np.flatnonzero(window.members == member)[0]) for window in (one, other))
+    first, second = _edge(one, k), _edge(other, j)
+    # Right perturbations of member_from_anchor, which move along the anchor's axes.
+    axes = second.rotation.T
+    away = axes @ second.translation
+    off = np.concatenate([so3_log(axes @ first.rotation), axes @ first.translation - away])
+    covariance = _covariance(one)[k] + _covariance(other)[j]
+    covariance[3:, 3:] += ratio.sigma**2 * np.outer(away, away)
+    return float(off @ np.linalg.solve(covariance, off))
+
+
 def agreement(window: WindowPrediction, seen: SeenFrame, before: SeenFrame) -> float:
-    """Correlation of a frame's details with those of the frame before, where the window says they are.
+    """Correlation of a frame's details with those of one of its members, where the window says they are.
 
     It is around 0 for frames that have nothing to do with each other, and 0 where too little overlaps.
     """
-    newest, (height, width) = int(np.argmax(window.members)), seen.image.shape[:2]
+    member, (height, width) = int(np.flatnonzero(window.members == before.index)[0]), seen.image.shape[:2]
     assert window.points_in_anchor is not None
     assert window.intrinsics is not None
     camera = window.intrinsics.resized(width, height)
     depth = cv2.resize(window.points_in_anchor[..., 2], (width, height), interpolation=cv2.INTER_LINEAR)
-    points = _edge(window, newest).apply(camera.unproject_map(depth))
+    points = _edge(window, member).apply(camera.unproject_map(depth))
     ahead = points[..., 2] > _MIN_DEPTH
     at = camera.project(np.where(ahead[..., None], points, [0, 0, 1])).astype(np.float32)
     grey, earlier = (

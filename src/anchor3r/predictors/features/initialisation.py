@@ -67,76 +67,43 @@ def initialise(odometry: Odometry, index: int, grey: Image) -> Odometry | Turned
     few_left = num_followed <= _LAST_CHANCE * num_corners
     m.add_keyframe(index, odometry.pose)
     can_wait = not few_left and len(m) < c.start_frames
-    turned, newest = None, len(m) - 1
+    turned, started = None, None
     if not can_wait or (odometry.is_searching and _has_moved(odometry, can_wait)):
         turned = _turned(odometry, np.arange(len(m)))
     elif odometry.is_turning:
-        turned = _turned(odometry, np.array([0, newest]))
+        turned = _turned(odometry, np.array([0, len(m) - 1]))
         if turned.rotations.is_explained:
             return turned
     if turned is None or not turned.rotations.is_explained:
-        started = _started(odometry, newest, can_wait=can_wait, few_left=few_left)
-        if isinstance(started, Odometry) or (started is not None and can_wait and odometry.is_turning):
-            return started
-    if can_wait:
-        return None
-    assert turned is not None
-    if turned.rotations.is_plausible:
+        candidates = [
+            (camera, two)
+            for camera in _cameras(odometry)
+            for two in _two_views(odometry, camera, can_wait=not few_left)
+        ]
+        started = _best(odometry, candidates, can_wait=can_wait)
+        if started is not None:
+            pair = _turned(odometry, np.array([0, len(m) - 1]))
+            if pair.rotations.is_plausible and not _shows_parallax(odometry, started, pair.rotations):
+                started = None
+                if can_wait and odometry.is_turning:
+                    return pair
+    if started is not None or can_wait:
+        return started
+    if turned is not None and turned.rotations.is_plausible:
         _begin_anew(odometry, turned, grey)
         return turned
-    for row in _earlier_rows(odometry) if few_left else ():
-        started = _started(odometry, row, can_wait=False, few_left=True)
-        if isinstance(started, Odometry):
-            return started
     if len(m) > c.start_frames:
         m.keep_keyframes(np.arange(len(m)) % 2 == 0)
     return None
-
-
-def _started(odometry: Odometry, row: int, *, can_wait: bool, few_left: bool) -> Odometry | Turned | None:
-    """The state initialised by the first of the waiting frames and that of a row.
-
-    What they tell of a turn, if that explains them as well; None if their motion cannot be told.
-    """
-    candidates = [
-        (camera, two)
-        for camera in _cameras(odometry)
-        for two in _two_views(odometry, camera, row, can_wait=can_wait, few_left=few_left)
-    ]
-    started = _best(odometry, candidates, row, can_wait=can_wait)
-    if started is None:
-        return None
-    pair = _turned(odometry, np.array([0, row]))
-    is_turn = pair.rotations.is_plausible and not _shows_parallax(odometry, row, started, pair.rotations)
-    return pair if is_turn else started
-
-
-def _earlier_rows(odometry: Odometry) -> list[int]:
-    """Rows before the newest one to start with as soon as few corners are left, each half as far as the last.
-
-    Driving ahead, near corners are soon lost, and those that are left are too far away to tell the motion by.
-    """
-    m = odometry.map
-    row = len(m) - 2
-    if m.seen()[row].sum() <= _LAST_CHANCE * len(m.points):  # tried when the frame before came
-        return []
-    rows = []
-    while row > 0:
-        rows.append(row)
-        row //= 2
-    return rows
 
 
 def _turned(odometry: Odometry, rows: NDArray[np.int64]) -> Turned:
     """What rows of the waiting frames, the first one among them, tell if they were taken from one place."""
     c, m = odometry.config, odometry.map
     assert odometry.calibration is not None
-    followed = m.seen()[rows[-1]]
+    tracks = m.observed[rows][:, m.points.followed]
     sigma = float(odometry.calibration.sigma[0]) if odometry.is_searching else 0.0
-    found = fit_rotations(
-        m.observed[rows][:, followed], odometry.camera, sigma,
-        huber_px=c.huber_px, max_error_px=c.max_error_px,
-    )  # fmt: skip
+    found = fit_rotations(tracks, odometry.camera, sigma, huber_px=c.huber_px, max_error_px=c.max_error_px)
     if len(rows) > 2 and agreement_of_lost(found, m.observed[rows]) < _LOST_AGREE:
         found = replace(found, is_explained=False, is_plausible=False)
     half_fov_deg = math.degrees(math.atan(odometry.grey.shape[1] / 2 / found.camera[0]))
@@ -149,14 +116,14 @@ def _turned(odometry: Odometry, rows: NDArray[np.int64]) -> Turned:
     return Turned(m.frames[rows], found)
 
 
-def _shows_parallax(odometry: Odometry, row: int, started: Odometry, turned: Rotations) -> bool:
-    """Whether the frame of a row cannot have been taken from the place of the first one."""
-    observed, poses = odometry.map.observed[:, odometry.map.seen()[row]], started.map.poses
+def _shows_parallax(odometry: Odometry, started: Odometry, turned: Rotations) -> bool:
+    """Whether the current frame cannot have been taken from the place of the first one."""
+    points, poses = odometry.map.points, started.map.poses
     return shows_parallax(
-        observed[0],
-        observed[row],
+        odometry.map.observed[0, points.followed],
+        points.pixel[points.followed],
         turned,
-        poses[row] @ poses[0].inverse(),
+        poses[len(poses) - 1] @ poses[0].inverse(),
         started.camera,
         noise_px=odometry.config.huber_px,
     )
@@ -207,42 +174,38 @@ def _cameras(odometry: Odometry) -> list[Array]:
     ]
 
 
-def _two_views(
-    odometry: Odometry, camera: Array, row: int, *, can_wait: bool, few_left: bool
-) -> list[TwoView]:
-    """Motions from the first frame to a row's that may be the true one; none if it is too early to tell.
+def _two_views(odometry: Odometry, camera: Array, *, can_wait: bool) -> list[TwoView]:
+    """Motions since the first frame that may be the true one; none if it is too early to tell.
 
     Driving ahead, near corners soon leave the image and far ones hardly move: if waiting does not help, the
     few depths that can be told have to do.
     """
-    c, observed = odometry.config, odometry.map.observed[:, odometry.map.seen()[row]]
-    first, now = observed[0], observed[row]
-    if not _has_moved(odometry, not few_left):
+    c, points = odometry.config, odometry.map.points
+    first, now = odometry.map.observed[0, points.followed], points.pixel[points.followed]
+    if not _has_moved(odometry, can_wait):
         return []
     max_error_px, min_points = c.max_error_px / 2, 2 * c.min_points
     two = relate_two_views(
         first, now, camera, max_error_px=max_error_px, min_points=min_points, min_agreeing=c.start_agreeing
     )
     parallax_rad = np.radians(c.min_parallax_deg)
-    needed = min_points if few_left else len(first) / 2
+    needed = len(first) / 2 if can_wait else min_points
     if two is None or two.num_trusted(parallax_rad) < needed:
         return []
     flat = relate_views_of_a_plane(first, now, camera, max_error_px=max_error_px, min_points=min_points)
     return [two, *(other for other in flat if other.num_trusted(parallax_rad) >= min_points)]
 
 
-def _best(
-    odometry: Odometry, candidates: list[tuple[Array, TwoView]], row: int, *, can_wait: bool
-) -> Odometry | None:
+def _best(odometry: Odometry, candidates: list[tuple[Array, TwoView]], *, can_wait: bool) -> Odometry | None:
     """The map initialised with the motion that fits all frames since the first one best.
 
     If one that goes elsewhere fits nearly as well, the next frame may tell: if that can be waited for,
     nothing is initialised.
     """
-    num_followed = odometry.map.seen()[row].sum()
+    num_followed = odometry.map.points.followed.sum()
     tried: list[tuple[float, Array, Odometry]] = []
     for camera, two in candidates:
-        started = _initialised(replace(deepcopy(odometry), camera=camera), row, two)
+        started = _initialised(replace(deepcopy(odometry), camera=camera), two)
         m = started.map
         kept = len(m.points) / num_followed
         way = (m.poses[len(m) - 1] @ m.poses[0].inverse()).translation
@@ -264,10 +227,10 @@ def _prior_cost(odometry: Odometry, camera: Array) -> float:
     return math.exp(off**2 / _EVIDENCE)
 
 
-def _initialised(odometry: Odometry, row: int, two: TwoView) -> Odometry:
-    """Poses the frames since the first one against the points of two of them, and adjusts them all."""
+def _initialised(odometry: Odometry, two: TwoView) -> Odometry:
+    """Poses the frames since the first one against the two-view points, and adjusts them all."""
     c, m = odometry.config, odometry.map
-    m.keep_points(m.seen()[row])
+    m.keep_points(m.points.followed)
     m.points.position = two.position
     m.points.mature = two.parallax_rad > np.radians(c.min_parallax_deg)
     m.keep_points(np.isfinite(two.position[:, 0]))
@@ -283,9 +246,7 @@ def _posed_in_turn(poses: SE3, camera: Array, position: Array, observed: Array, 
     """The first pose stays; each other one is found from the one before."""
     rotation, translation = poses.rotation.copy(), poses.translation.copy()
     for k in range(1, len(rotation)):
-        seen = np.isfinite(observed[k, :, 0])
         rotation[k], translation[k], _ = adjust_pose(
-            rotation[k - 1], translation[k - 1], camera, position[seen], observed[k, seen], huber_px,
-            _POSE_STEPS,
-        )  # fmt: skip
+            rotation[k - 1], translation[k - 1], camera, position, observed[k], huber_px, _POSE_STEPS
+        )
     return SE3(rotation, translation)

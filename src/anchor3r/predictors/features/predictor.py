@@ -160,6 +160,10 @@ class FeaturesPredictor(Predictor):
         self.reset()
         return True
 
+    def begin_anew(self, frame: int) -> None:
+        """Gives up the local map. The frame, which is the last one, may be the first of a new map."""
+        self._odometry.begin(frame, self._odometry.grey)
+
     @property
     def is_running(self) -> bool:
         """Whether there is a local map, in one scale as long as this stays true."""
