@@ -97,9 +97,8 @@ class LoopClosingConfig:
     """How events are judged and the map is corrected."""
 
     def __post_init__(self) -> None:
-        counts = min(self.interval, self.latency, self.keyframe_interval, self.judgement_interval)
-        counts = min(counts, self.max_new_keyframes, self.max_measured, self.followed_after)
-        counts = min(counts, self.interval_alone)
+        intervals = self.interval, self.keyframe_interval, self.interval_alone, self.judgement_interval
+        counts = min(*intervals, self.latency, self.max_new_keyframes, self.max_measured, self.followed_after)
         limits = (self.max_keyframes, self.whitened_by, self.max_windows, self.max_events)
         if min(counts, self.max_averaged) < 1 or min(limits) < 2:
             raise ValueError(f"intervals and numbers must be at least 1, limits at least 2: {self}")

@@ -5,7 +5,8 @@ answers; while it has one of few points or is unsure of its scale, whoever state
 the network tells the scale. Where neither is needed the network rests. When it is called, it first goes
 through the last frames again, which are remembered as small as it sees them: so it never costs more than a
 stream of its own. It has an answer to any two images, so its windows are compared with the images before they
-are believed.
+are believed. A start of `features` that it contradicts by more than chance is given up if the images bear the
+network out.
 
 All windows come in one scale, that of the first. How the scales of both predictors lie to it is a state of
 two numbers, which a Kalman filter keeps: that of `features` wanders by what its keyframes state, that of the
